@@ -6,7 +6,7 @@ use redis_rwlock::{Error, HoldState, MemoryManager, Mode, QuorumManager, RedisMa
 
 use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, RECALL_TIMEOUT, Settings};
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, soon, until};
 
 mod cluster;
 mod costs;
@@ -68,10 +68,10 @@ async fn cache_hold(manager: &Manager, name: &str, mode: Mode) {
     }
 }
 
-async fn name_that_is_used_again_stays_cached(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
-    let once = manager.read(&f.name()).await.expect("granted");
-    once.release().await.expect("released");
+async fn name_that_is_used_again_stays_cached(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(caching()).await;
+    let once = manager.read(&f.name()).await?;
+    once.release().await?;
     assert_eq!(manager.stats().holds, 0, "a name that does not come back is given back");
     for mode in [Mode::Read, Mode::Write] {
         let name = format!("{name}-{mode}");
@@ -88,9 +88,10 @@ async fn name_that_is_used_again_stays_cached(f: &Fixture) {
             assert_eq!((own.guards, own.cached), (0, true));
             assert!(f.view(&name).await.holders[0].age >= view.holders[0].age, "by the same hold");
         }
-        manager.write(&name).cache_for(Duration::ZERO).await.expect("granted").release().await.expect("released");
+        manager.write(&name).cache_for(Duration::ZERO).await?.release().await?;
         f.becomes_free(&name).await;
     }
+    Ok(())
 }
 
 async fn not_kept_waiting(f: &Fixture, cached_side: Mode, wanted: Mode) {
@@ -129,42 +130,44 @@ async fn try_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
     }
 }
 
-async fn try_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) {
+async fn try_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) -> Outcome {
     for settings in [Settings::default(), caching()] {
         let (holder, other, name) = (f.manager_with(caching()).await, f.manager_with(settings).await, f.name());
         cache_hold(&holder, &name, Mode::Read).await;
-        let guard = holder.read(&name).await.expect("granted");
+        let guard = holder.read(&name).await?;
         for _ in 0..5 {
-            assert!(other.try_write(&name).await.expect("answered").is_none(), "a guard is inside");
+            assert!(other.try_write(&name).await?.is_none(), "a guard is inside");
         }
-        until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+        f.until_waiting(0, &name).await;
         let second = holder.read(&name).await.expect("the door is open");
         assert_eq!(f.view(&name).await.holders.len(), 1, "it shares the hold");
         assert_eq!(guard.state(), HoldState::Held);
-        second.release().await.expect("released");
-        guard.release().await.expect("released");
+        second.release().await?;
+        guard.release().await?;
         assert_eq!(holder.stats().cached_holds, 1);
     }
+    Ok(())
 }
 
 /// The recall timeout is longer here than a node may be silent.
-async fn try_is_refused_where_no_holder_replies(f: &Fixture) {
+async fn try_is_refused_where_no_holder_replies(f: &Fixture) -> Outcome {
     let (holder, plain, other, name) =
         (f.manager_with(caching()).await, f.manager().await, f.manager_with(caching()).await, f.name());
     cache_hold(&holder, &name, Mode::Read).await;
     // The reader joins the phase. A process whose hold may not be cached does not listen for recalls.
-    let guard = plain.read(&name).await.expect("granted");
-    assert!(other.try_write(&name).await.expect("the server answers").is_none(), "a guard is inside");
+    let guard = plain.read(&name).await?;
+    assert!(other.try_write(&name).await?.is_none(), "a guard is inside");
     // The background gives the try's place back. A release that comes before would grant the lock to it.
-    until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
-    guard.release().await.expect("released");
-    other.try_write(&name).await.expect("answered").expect("nobody is inside").release().await.expect("released");
+    f.until_waiting(0, &name).await;
+    guard.release().await?;
+    other.try_write(&name).await?.expect("nobody is inside").release().await?;
+    Ok(())
 }
 
 /// The first try releases the process's cached hold and gets the lock. The second try finds the new hold at the server,
 /// and its own process answers the recall.
 async fn second_try_in_a_process_is_refused_at_once(f: &Fixture) {
-    let (holder, name) = (f.manager_with(caching()).await, f.name());
+    let ([holder], name) = f.scene_with(caching()).await;
     cache_hold(&holder, &name, Mode::Read).await;
     let began = Instant::now();
     let (first, second) = tokio::join!(holder.try_write(&name), holder.try_write(&name));
@@ -203,14 +206,14 @@ async fn short_wait_beside_a_guard_ends_and_leaves_nothing(f: &Fixture) {
         let guard = holder.read(&name).await.expect("granted");
         let error = soon("the end", other.write(&name).wait_timeout(wait).into_future()).await;
         assert!(matches!(error, Err(Error::WaitTimeout { .. })), "a guard is inside: {error:?}");
-        until("nobody waits", async || f.view(&name).await.waiters.is_empty()).await;
+        f.until_waiting(0, &name).await;
         assert_eq!(guard.state(), HoldState::Held);
         guard.release().await.expect("released");
     }
 }
 
 async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     for (cached_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
         cache_hold(&manager, &name, cached_side).await;
         let began = Instant::now();
@@ -219,22 +222,23 @@ async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
     }
 }
 
-async fn tokens_grow_from_writer_to_writer(f: &Fixture) {
+async fn tokens_grow_from_writer_to_writer(f: &Fixture) -> Outcome {
     let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
-    let mut last = holder.write(&name).await.expect("granted").fencing_token();
+    let mut last = holder.write(&name).await?.fencing_token();
     // More grants than several blocks of tokens have, with another process in between.
     for n in 0..300 {
         let manager = if n % 100 == 99 { &other } else { &holder };
-        let guard = manager.write(&name).await.expect("granted");
+        let guard = manager.write(&name).await?;
         assert!(guard.fencing_token() > last, "{n}: {:?} after {last:?}", guard.fencing_token());
         last = guard.fencing_token();
-        guard.release().await.expect("released");
+        guard.release().await?;
     }
+    Ok(())
 }
 
 async fn cached_hold_that_is_unused_for_long_is_given_back(f: &Fixture) {
     let settings = Settings { cache_for: Duration::from_millis(700), ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     cache_hold(&manager, &name, Mode::Write).await;
     f.becomes_free(&name).await;
     // The server ends the hold before the process gets the answer.
@@ -243,7 +247,7 @@ async fn cached_hold_that_is_unused_for_long_is_given_back(f: &Fixture) {
 
 /// The hold stays cached for longer than the second for which an answer of the node counts.
 async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     cache_hold(&manager, &name, Mode::Read).await;
     let age = async || f.view(&name).await.holders[0].age;
     for _ in 0..3 {
@@ -256,7 +260,7 @@ async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
 }
 
 async fn close_gives_cached_holds_back(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     cache_hold(&manager, &name, Mode::Write).await;
     manager.close().await.expect("all are given back");
     let other = f.manager().await;
@@ -264,7 +268,7 @@ async fn close_gives_cached_holds_back(f: &Fixture) {
 }
 
 async fn last_handle_gives_cached_holds_back(f: &Fixture) {
-    let (manager, name) = (f.manager_with(caching()).await, f.name());
+    let ([manager], name) = f.scene_with(caching()).await;
     cache_hold(&manager, &name, Mode::Write).await;
     drop(manager);
     f.becomes_free(&name).await;

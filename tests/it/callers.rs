@@ -6,6 +6,6 @@ mod durations;
 mod messages;
 mod processes;
 mod reentry;
-pub(crate) mod runtimes;
+pub mod runtimes;
 mod table;
 mod troubles;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Acquiring, Ended, Error, Guard, HoldState, LossReason};
 
 use crate::fixture::{Fixture, SHORT, Settings, on_every_fixture};
-use crate::wait::{Dropped, Polled, soon, until};
+use crate::wait::{Dropped, Outcome, Polled, granted, soon, until};
 
 on_every_fixture![
     acquisition_dropped_after_each_poll,
@@ -60,7 +60,7 @@ async fn after_each_poll<F: Future>(make: impl Fn() -> F, mut look: impl AsyncFn
 }
 
 async fn acquisition_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     after_each_poll(|| manager.write(&name).into_future(), async |_| f.becomes_free(&name).await).await;
     after_each_poll(|| manager.read(&name).into_future(), async |_| f.becomes_free(&name).await).await;
     let nested = || manager.write(&name).reentrant().into_future();
@@ -77,7 +77,7 @@ async fn first_acquisition_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn try_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     after_each_poll(|| manager.try_write(&name), async |_| f.becomes_free(&name).await).await;
     after_each_poll(|| manager.try_read(&name), async |_| f.becomes_free(&name).await).await;
     after_each_poll(|| manager.read(&name).try_now(), async |_| f.becomes_free(&name).await).await;
@@ -99,22 +99,23 @@ async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>,
     }
 }
 
-async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) {
+async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
-    let guard = holder.read(&name).await.expect("granted");
+    let guard = holder.read(&name).await?;
     drops_waiters(f, || waiter.write(&name).into_future(), &name).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     f.becomes_free(&name).await;
-    let guard = holder.write(&name).await.expect("granted");
+    let guard = holder.write(&name).await?;
     drops_waiters(f, || waiter.read(&name).into_future(), &name).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+async fn waiter_here_dropped_after_each_poll(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(patient()).await;
     for write in [true, false] {
-        let guard = manager.write(&name).await.expect("granted");
+        let guard = manager.write(&name).await?;
         // One poll and no wake-up are enough, because the waiter waits in this process.
         for polls in 0..2 {
             let dropped = if write {
@@ -124,11 +125,12 @@ async fn waiter_here_dropped_after_each_poll(f: &Fixture) {
             };
             assert!(dropped, "the lock is held");
         }
-        guard.release().await.expect("released");
+        guard.release().await?;
         f.becomes_free(&name).await;
         // The waiter's place in the queue is gone too.
-        manager.write(&name).try_now().await.expect("answered").expect("free").release().await.expect("released");
+        manager.write(&name).try_now().await?.expect("free").release().await?;
     }
+    Ok(())
 }
 
 async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
@@ -151,18 +153,19 @@ async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
     }
 }
 
-async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) {
+async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) -> Outcome {
     let (holder, manager, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
-    let guard = holder.write(&name).await.expect("granted");
+    let guard = holder.write(&name).await?;
     let first = tokio::spawn(manager.write(&name).into_future());
     let mut second = manager.read(&name).into_future();
     crate::wait::stays_pending("a grant", &mut second).await;
     first.abort();
-    guard.release().await.expect("released");
-    let guard = soon("the second waiter's grant", second).await.expect("granted");
+    guard.release().await?;
+    let guard = granted(second).await;
     drop(first.await);
-    guard.release().await.expect("released");
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn denied_try_dropped_after_each_poll(f: &Fixture) {
@@ -175,7 +178,7 @@ async fn denied_try_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn release_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     for dropped in Dropped::EITHER {
         for polls in 0..MOST {
             let writer = manager.write(&name).await.expect("granted");
@@ -194,7 +197,7 @@ async fn release_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn inspect_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     let guard = manager.write(&name).await.expect("granted");
     after_each_poll(|| manager.inspect(&name), async |_| assert_eq!(guard.state(), HoldState::Held)).await;
     guard.release().await.expect("ours to the end");
@@ -229,7 +232,7 @@ async fn force_release_dropped_after_each_poll(f: &Fixture) {
 async fn close_dropped_after_each_poll(f: &Fixture) {
     for dropped in Dropped::EITHER {
         for polls in 0..MOST {
-            let (manager, name) = (f.manager_with(patient()).await, f.name());
+            let ([manager], name) = f.scene_with(patient()).await;
             let guard = manager.write(&name).await.expect("granted");
             let ended = soon("the next poll", Polled::then(polls, dropped, manager.close())).await.is_some();
             if polls == 0 {
@@ -238,7 +241,7 @@ async fn close_dropped_after_each_poll(f: &Fixture) {
             } else {
                 assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
                 let error = manager.write(&name).await.expect_err("closed for good");
-                assert!(matches!(error, Error::Closed { .. }), "{error:?}");
+                assert_matches!(error, Error::Closed { .. });
             }
             f.becomes_free(&name).await;
             if ended {
@@ -255,7 +258,7 @@ async fn connect_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn future_of_a_loss_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
     for polls in 0..2 {
         let told = Polled::times(polls, guard.lost()).await;
@@ -270,7 +273,7 @@ async fn future_of_a_loss_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn future_of_the_end_dropped_after_each_poll(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     let guard = manager.write(&name).await.expect("granted");
     let watch = guard.watch();
     for polls in 0..2 {
@@ -285,7 +288,7 @@ async fn future_of_the_end_dropped_after_each_poll(f: &Fixture) {
 }
 
 async fn aborted_task_leaves_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager_with(patient()).await, f.name());
+    let ([manager], name) = f.scene_with(patient()).await;
     for _ in 0..10 {
         let task = tokio::spawn({
             let (manager, name) = (Arc::clone(&manager), name.clone());

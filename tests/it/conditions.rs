@@ -10,7 +10,7 @@ use tracing::Level;
 
 use crate::record::Recorder;
 use crate::servers::{ask, software};
-use crate::wait::{bounded, until};
+use crate::wait::{Outcome, bounded, until};
 
 /// A manager all of whose tasks report to this thread's recorder.
 fn manager(topology: impl Into<Topology>) -> RedisManager {
@@ -97,7 +97,7 @@ async fn full_memory_is_told_once_and_its_end(user: Option<&str>) {
     ask(&node, &["CONFIG", "SET", "maxmemory", "1"]);
     for _ in 0..3 {
         let error = manager.try_write("cfg").await.expect_err("there is no memory");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. });
     }
     assert_eq!(count(&recorder, "memory is full"), 1, "{:#?}", recorder.lines());
     let health = manager.health().await.expect("asked");
@@ -164,12 +164,12 @@ async fn clock_that_is_off_is_told_by_answers() {
 }
 
 #[tokio::test]
-async fn line_at_the_start_names_server_version_and_durability_and_no_secret() {
-    let node = Node::builder(Server::Redis70).password("sesame").start().expect("the server starts");
+async fn line_at_the_start_names_server_version_and_durability_and_no_secret() -> Outcome {
+    let node = Node::builder(Server::Redis70).password("sesame").start()?;
     let recorder = Recorder::at(Level::INFO);
     let manager = manager(node.url());
-    pair(&manager).await.expect("granted");
-    pair(&manager).await.expect("granted");
+    pair(&manager).await?;
+    pair(&manager).await?;
     let lines = recorder.lines();
     let line = lines.iter().find(|line| line.contains("connected to")).expect("a line");
     let (name, version) = software(&node);
@@ -178,4 +178,5 @@ async fn line_at_the_start_names_server_version_and_durability_and_no_secret() {
     }
     assert!(!line.contains("sesame"), "{line}");
     assert_eq!(count(&recorder, "connected to"), 1, "{lines:#?}");
+    Ok(())
 }

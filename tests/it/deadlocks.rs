@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use crate::either::take;
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Stalls, soon, until};
+use crate::wait::{Outcome, Stalls, soon, until};
 
 on_every_queue![
     ring_of_three_processes_is_named_within_two_seconds,
@@ -44,22 +44,22 @@ fn told(cycle: &Cycle) -> Vec<(String, String, String)> {
     waits
 }
 
-async fn ring_of_three_processes_is_named_within_two_seconds(f: &Fixture) {
+async fn ring_of_three_processes_is_named_within_two_seconds(f: &Fixture) -> Outcome {
     let labels = ["a", "b", "c"];
     let names = labels.map(|_| f.name());
     let (mut managers, mut guards, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
     for (label, name) in labels.iter().zip(&names) {
         let manager = f.manager_with(patient(label)).await;
-        guards.push(manager.write(name).await.expect("granted"));
+        guards.push(manager.write(name).await?);
         managers.push(manager);
     }
     let looker = f.manager().await;
-    assert_eq!(looker.deadlocks().await.expect("looked"), [], "nobody waits");
+    assert_eq!(looker.deadlocks().await?, [], "nobody waits");
     for (n, manager) in managers.iter().enumerate() {
         tasks.push(waits(f, manager, &names[(n + 1) % 3], Mode::Write).await);
     }
     let began = Instant::now();
-    let cycles = looker.deadlocks().await.expect("looked");
+    let cycles = looker.deadlocks().await?;
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert_eq!(cycles.len(), 1, "{cycles:?}");
     let expected = (0..3).map(|n| (labels[n], names[(n + 1) % 3].as_str(), labels[(n + 1) % 3]));
@@ -75,31 +75,29 @@ async fn ring_of_three_processes_is_named_within_two_seconds(f: &Fixture) {
     tasks.remove(0).abort();
     drop(guards.remove(0));
     for (task, guard) in tasks.into_iter().zip(guards).rev() {
-        soon("its turn", task).await.expect("no panic");
-        guard.release().await.expect("released");
+        soon("its turn", task).await?;
+        guard.release().await?;
     }
-    assert_eq!(looker.deadlocks().await.expect("looked"), []);
+    assert_eq!(looker.deadlocks().await?, []);
+    Ok(())
 }
 
 /// Process `a` has two tasks. One holds the lock for which `b` waits, and waits for the other one, which waits for `b`.
-async fn ring_through_a_local_wait_is_named(f: &Fixture) {
+async fn ring_through_a_local_wait_is_named(f: &Fixture) -> Outcome {
     let (first, inner, second) = (f.name(), f.name(), f.name());
     let (a, b) = (f.manager_with(patient("a")).await, f.manager_with(patient("b")).await);
-    let guards = [
-        a.write(&first).await.expect("granted"),
-        a.write(&inner).await.expect("granted"),
-        b.write(&second).await.expect("granted"),
-    ];
+    let guards = [a.write(&first).await?, a.write(&inner).await?, b.write(&second).await?];
     let (manager, lock) = (Arc::clone(&a), inner.clone());
     let local = tokio::spawn(async move { drop(manager.write(&lock).await) });
     until("it waits in its process", async || a.stats().waiters == 1).await;
     let tasks = [local, waits(f, &a, &second, Mode::Write).await, waits(f, &b, &first, Mode::Write).await];
-    let cycles = f.manager().await.deadlocks().await.expect("looked");
+    let cycles = f.manager().await.deadlocks().await?;
     assert_eq!(cycles.len(), 1, "{cycles:?}");
     let expected = [("a", &second, "b"), ("b", &first, "a")];
     let expected = expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.clone(), holder.to_owned()));
     assert_eq!(told(&cycles[0]), expected);
     drop((guards, tasks));
+    Ok(())
 }
 
 /// No server knows of these waits: a writer does not ask while its own process holds the lock.
@@ -127,15 +125,15 @@ async fn ring_of_the_tasks_of_one_process_is_named(f: &Fixture) {
 }
 
 /// A reader waits for a writer that only waits: the reader may not pass it.
-async fn ring_through_a_waiting_writer_is_named(f: &Fixture) {
+async fn ring_through_a_waiting_writer_is_named(f: &Fixture) -> Outcome {
     let (read, written) = (f.name(), f.name());
     let settings = |label| Settings { join_window: Duration::ZERO, ..patient(label) };
     let (a, b) = (f.manager_with(settings("a")).await, f.manager_with(settings("b")).await);
     let c = f.manager_with(settings("c")).await;
-    let guards = (a.read(&read).await.expect("granted"), b.write(&written).await.expect("granted"));
+    let guards = (a.read(&read).await?, b.write(&written).await?);
     let writer = waits(f, &c, &read, Mode::Write).await;
     let tasks = [writer, waits(f, &b, &read, Mode::Read).await, waits(f, &a, &written, Mode::Write).await];
-    let cycles = f.manager().await.deadlocks().await.expect("looked");
+    let cycles = f.manager().await.deadlocks().await?;
     assert_eq!(cycles.len(), 1, "{cycles:?}");
     let expected = [("a", &written, "b"), ("b", &read, "c"), ("c", &read, "a")];
     let expected = expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.clone(), holder.to_owned()));
@@ -143,23 +141,25 @@ async fn ring_through_a_waiting_writer_is_named(f: &Fixture) {
     assert_eq!(cycles[0].waits.iter().filter(|wait| !wait.is_held).count(), 1, "{cycles:?}");
     assert!(cycles[0].to_string().contains("behind the waiter \"c\" (write"), "{}", cycles[0]);
     drop((guards, tasks));
+    Ok(())
 }
 
-async fn ring_that_breaks_up_between_the_looks_is_not_named(f: &Fixture) {
+async fn ring_that_breaks_up_between_the_looks_is_not_named(f: &Fixture) -> Outcome {
     let names = [f.name(), f.name()];
     let (a, b) = (f.manager_with(patient("a")).await, f.manager_with(patient("b")).await);
-    let guards = [a.write(&names[0]).await.expect("granted"), b.write(&names[1]).await.expect("granted")];
+    let guards = [a.write(&names[0]).await?, b.write(&names[1]).await?];
     let tasks = [waits(f, &a, &names[1], Mode::Write).await, waits(f, &b, &names[0], Mode::Write).await];
     let looker = f.manager().await;
     let looking = tokio::spawn(async move { looker.deadlocks().await });
     tokio::time::sleep(Duration::from_millis(500)).await;
     for guard in guards {
-        guard.release().await.expect("released");
+        guard.release().await?;
     }
-    assert_eq!(soon("the second look", looking).await.expect("no panic").expect("looked"), []);
+    assert_eq!(soon("the second look", looking).await??, []);
     for task in tasks {
-        soon("its turn", task).await.expect("no panic");
+        soon("its turn", task).await?;
     }
+    Ok(())
 }
 
 async fn manager_that_records_no_waiters_is_refused(f: &Fixture) {

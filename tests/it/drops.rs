@@ -7,7 +7,7 @@ use std::sync::Arc;
 use redis_rwlock::{HoldState, MemoryManager, RwLockManager};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture};
-use crate::wait::soon;
+use crate::wait::{granted, soon};
 
 on_every_fixture![
     guard_dropped_in_a_thread_releases,
@@ -20,7 +20,7 @@ on_every_fixture![
 ];
 
 async fn guard_dropped_in_a_thread_releases(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     std::thread::spawn(move || drop(guard)).join().expect("no panic");
     f.becomes_free(&name).await;
@@ -44,7 +44,7 @@ async fn guard_dropped_after_its_runtime_leaves_no_more_than_a_lease(f: &Fixture
 }
 
 async fn guard_dropped_while_panicking_releases(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     let outcome = catch_unwind(AssertUnwindSafe(move || {
         let _held = guard;
@@ -55,7 +55,7 @@ async fn guard_dropped_while_panicking_releases(f: &Fixture) {
 }
 
 async fn panicking_task_releases(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let write = name.clone();
     let task = tokio::spawn(async move {
         let _held = manager.write(&write).await.expect("granted");
@@ -113,7 +113,7 @@ async fn manager_goes_on_in_another_runtime(f: &Fixture) {
     let guard = process.run(|manager| Box::pin(async move { manager.write(&write).await })).await.expect("granted");
     let manager = Arc::clone(&process.manager);
     process.die().await;
-    let here = soon("a grant here", manager.write(&other).into_future()).await.expect("granted");
+    let here = granted(manager.write(&other)).await;
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(here.state(), HoldState::Held, "it is renewed here");
     here.release().await.expect("ours to the end");

@@ -1,6 +1,5 @@
 //! Grants that count only after replicas have acknowledged them.
 
-use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Server};
@@ -10,7 +9,7 @@ use redis_rwlock::{
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
 use crate::servers::{Pair, wait_until_followed};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 mod all;
 mod demoted;
@@ -106,15 +105,12 @@ fn settings(timeout: Duration) -> Settings {
 
 fn assert_too_few<T: std::fmt::Debug>(result: Result<T, Error>, name: &str) {
     let error = result.expect_err("no replica has it");
-    assert!(
-        matches!(&error, Error::NotEnoughReplicas { lock, asked: 1, acknowledged: 0, node: Some(_), .. } if **lock == *name),
-        "{error:?}"
-    );
+    assert_matches!(error, Error::NotEnoughReplicas { lock, asked: 1, acknowledged: 0, node: Some(_), .. } if **lock == *name);
 }
 
-async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
+async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) -> Outcome {
     let (manager, name) = (f.manager(SHORT_WAIT).await, f.fixture.name());
-    manager.write(&name).await.expect("granted").release().await.expect("released");
+    manager.write(&name).await?.release().await?;
     f.pair.replica.pause();
     let asked = Instant::now();
     assert_too_few(manager.write(&name).await, &name);
@@ -126,14 +122,15 @@ async fn grant_that_no_replica_has_is_void_and_given_back(f: &Field) {
     f.fixture.becomes_free(&name).await;
     f.pair.replica.resume();
     wait_until_followed(&f.pair.primary);
-    manager.write(&name).await.expect("granted again").release().await.expect("released");
+    manager.write(&name).await?.release().await?;
+    Ok(())
 }
 
 /// Failover loses a grant that only the primary has, and keeps one that a replica has acknowledged.
-async fn grant_of_the_primary_alone_is_lost_with_it(f: &Field) {
+async fn grant_of_the_primary_alone_is_lost_with_it(f: &Field) -> Outcome {
     let (safe, fast) = (f.manager(SHORT_WAIT).await, f.fixture.manager().await);
     let (first, second) = (f.fixture.name(), f.fixture.name());
-    let known = safe.write(&first).await.expect("granted");
+    let known = safe.write(&first).await?;
     // The replica gets no more writes, as behind a network that is split.
     crate::servers::ask(&f.pair.replica, &["REPLICAOF", "NO", "ONE"]);
     let unknown = fast.write(&second).await.expect("granted by the primary");
@@ -141,11 +138,12 @@ async fn grant_of_the_primary_alone_is_lost_with_it(f: &Field) {
     assert_too_few(safe.write(&third).await, &third);
     f.pair.primary.kill();
     let promoted = f.fixture.manager_elsewhere(Topology::node(f.pair.replica.url())).await;
-    assert!(promoted.try_write(&first).await.expect("answered").is_none(), "the replica knows what was acknowledged");
+    assert!(promoted.try_write(&first).await?.is_none(), "the replica knows what was acknowledged");
     assert_eq!(known.state(), HoldState::Held);
-    let other = promoted.try_write(&second).await.expect("answered").expect("the replica knows nothing of it");
+    let other = promoted.try_write(&second).await?.expect("the replica knows nothing of it");
     assert_eq!(unknown.state(), HoldState::Held, "two are inside, and that is what the level does not promise");
     assert!(other.fencing_token() > unknown.fencing_token());
+    Ok(())
 }
 
 fn renewed() -> Settings {
@@ -153,7 +151,7 @@ fn renewed() -> Settings {
 }
 
 async fn renewal_that_no_replica_has_extends_nothing(f: &Field) {
-    let (manager, name) = (f.fixture.manager_with(renewed()).await, f.fixture.name());
+    let ([manager], name) = f.fixture.scene_with(renewed()).await;
     let guard = manager.write(&name).await.expect("granted");
     f.pair.replica.pause();
     let deadline = Instant::now() + guard.remaining();
@@ -165,7 +163,7 @@ async fn renewal_that_no_replica_has_extends_nothing(f: &Field) {
 }
 
 async fn renewal_counts_again_when_the_replica_is_back(f: &Field) {
-    let (manager, name) = (f.fixture.manager_with(renewed()).await, f.fixture.name());
+    let ([manager], name) = f.fixture.scene_with(renewed()).await;
     let guard = manager.read(&name).await.expect("granted");
     f.pair.replica.pause();
     until("a renewal goes unacknowledged", async || guard.state() == HoldState::Unconfirmed).await;
@@ -176,23 +174,23 @@ async fn renewal_counts_again_when_the_replica_is_back(f: &Field) {
     guard.release().await.expect("ours to the end");
 }
 
-async fn claim_counts_when_a_replica_has_it(f: &Field) {
+async fn claim_counts_when_a_replica_has_it(f: &Field) -> Outcome {
     let (here, there, name) = (f.manager(SHORT_WAIT).await, f.manager(SHORT_WAIT).await, f.fixture.name());
     for mode in ["first", "second"] {
-        let guard = here.write(&name).await.expect("granted");
-        let waiting = tokio::spawn(there.write(&name).into_future());
-        until("it waits", async || f.fixture.view(&name).await.waiters.len() == 1).await;
+        let guard = here.write(&name).await?;
+        let waiting = f.fixture.queued(&name, there.write(&name)).await;
         if mode == "first" {
-            guard.release().await.expect("ours to the end");
-            let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-            guard.release().await.expect("ours to the end");
+            guard.release().await?;
+            let guard = granted(waiting).await;
+            guard.release().await?;
         } else {
             f.pair.replica.pause();
-            guard.release().await.expect("the primary knows");
-            assert_too_few(soon("the answer", waiting).await.expect("no panic"), &name);
+            guard.release().await?;
+            assert_too_few(soon("the answer", waiting).await?, &name);
         }
     }
     f.fixture.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn conversion_that_no_replica_has_loses_the_guard(f: &Field) {
@@ -218,21 +216,22 @@ async fn waits_for_the_replica(f: &Field, name: &str) {
     until("the primary waits for the replica", waits).await;
 }
 
-async fn nobody_waits_for_a_wait_of_others(f: &Field) {
+async fn nobody_waits_for_a_wait_of_others(f: &Field) -> Outcome {
     let manager = f.manager(LONG_WAIT).await;
     let (held, asked, taken) = (f.fixture.name(), f.fixture.name(), f.fixture.name());
-    let guard = manager.write(&held).await.expect("granted");
-    let _other = f.fixture.manager().await.write(&taken).await.expect("granted");
+    let guard = manager.write(&held).await?;
+    let _other = f.fixture.manager().await.write(&taken).await?;
     f.pair.replica.pause();
     let waiting = tokio::spawn(manager.write(&asked).into_future());
     waits_for_the_replica(f, &asked).await;
-    guard.release().await.expect("ours to the end");
-    assert!(manager.try_write(&taken).await.expect("answered").is_none(), "that others hold it is told at once");
-    manager.inspect(&held).await.expect("answered");
+    guard.release().await?;
+    assert!(manager.try_write(&taken).await?.is_none(), "that others hold it is told at once");
+    manager.inspect(&held).await?;
     assert!(f.pair.waiting() >= 1 && !waiting.is_finished(), "the replica was waited for all the while");
     f.pair.replica.resume();
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-    guard.release().await.expect("released");
+    let guard = granted(waiting).await;
+    guard.release().await?;
+    Ok(())
 }
 
 async fn dropped_future_leaves_nothing(f: &Field) {
@@ -245,23 +244,24 @@ async fn dropped_future_leaves_nothing(f: &Field) {
 }
 
 /// The replica knows until when the locks stay taken, also where it has not learned of the release.
-async fn lock_stays_taken_when_the_primary_is_lost(f: &Field) {
+async fn lock_stays_taken_when_the_primary_is_lost(f: &Field) -> Outcome {
     const AT_LEAST: Duration = Duration::from_secs(300);
     let manager = f.manager(SHORT_WAIT).await;
     let [done, held, unheard] = [f.fixture.name(), f.fixture.name(), f.fixture.name()];
     let take = async |name: &str| manager.write(name).at_least(AT_LEAST).await.expect("granted");
-    take(&done).await.release().await.expect("ours to the end");
+    take(&done).await.release().await?;
     let (working, last) = (take(&held).await, take(&unheard).await);
     crate::servers::ask(&f.pair.replica, &["REPLICAOF", "NO", "ONE"]);
-    last.release().await.expect("the primary knows");
+    last.release().await?;
     f.pair.primary.kill();
     let promoted = f.fixture.manager_elsewhere(Topology::node(f.pair.replica.url())).await;
     for name in [&done, &held, &unheard] {
-        assert!(promoted.try_write(name).await.expect("answered").is_none(), "it is taken");
-        let view = promoted.inspect(name).await.expect("answered");
+        assert!(promoted.try_write(name).await?.is_none(), "it is taken");
+        let view = promoted.inspect(name).await?;
         assert!(view.holders[0].remaining > AT_LEAST - Duration::from_secs(60), "{view:?}");
     }
     drop(working);
+    Ok(())
 }
 
 fn two_replicas() -> Durability {
@@ -286,20 +286,21 @@ async fn too_few_replicas_are_told_at_connect() {
     // A manager that connects at first use reports the error then.
     let lazy = RedisManager::builder(url.as_str()).durability(two_replicas()).build().expect("built");
     let error = lazy.write("too-few").await.expect_err("one is not enough");
-    assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 0..2, .. }), "{error:?}");
+    assert_matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 0..2, .. });
 }
 
 #[tokio::test]
-async fn replicas_of_every_primary_of_a_cluster_count() {
+async fn replicas_of_every_primary_of_a_cluster_count() -> Outcome {
     let f = ServerFixture::shared(Kind::HashCluster, Server::Valkey91);
     let manager = f.manager_with(settings(LONG_WAIT)).await;
     for _ in 0..3 {
-        let guard = manager.write(&f.name()).await.expect("granted");
-        guard.downgrade().await.expect("converted").release().await.expect("released");
+        let guard = manager.write(&f.name()).await?;
+        guard.downgrade().await?.release().await?;
     }
     let too_many = Settings { durability: two_replicas(), ..Settings::default() };
     let error = f.connect(too_many).await.map(drop).expect_err("each has one");
-    assert!(matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 1, .. }), "{error:?}");
+    assert_matches!(error, Error::NotEnoughReplicas { asked: 2, acknowledged: 1, .. });
+    Ok(())
 }
 
 /// Clients of the timestamp scheme do not wait for the storage of a service, so no manager beside them may claim to.
@@ -325,6 +326,6 @@ async fn waits_that_never_end_or_outlast_the_answer_are_refused() {
     for timeout in [Duration::ZERO, Duration::from_micros(900), Duration::from_millis(251)] {
         let built = RedisManager::builder("redis://127.0.0.1:1").durability(on_one_replica(timeout)).build();
         let error = built.expect_err("refused");
-        assert!(matches!(error, Error::InvalidOption { option: "durability", .. }), "{error:?}");
+        assert_matches!(error, Error::InvalidOption { option: "durability", .. });
     }
 }

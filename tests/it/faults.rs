@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, HoldState, LossReason};
 
 use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 alone_on_every_server![
     local_clock_tells_a_loss_that_no_server_can,
@@ -22,7 +22,7 @@ fn impatient() -> Settings {
 }
 
 async fn local_clock_tells_a_loss_that_no_server_can(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(impatient()).await, f.name());
+    let ([manager], name) = f.scene_with(impatient()).await;
     let guard = manager.write(&name).await.expect("granted");
     let watch = guard.watch();
     let paused = Instant::now();
@@ -41,10 +41,10 @@ async fn local_clock_tells_a_loss_that_no_server_can(f: &ServerFixture) {
     assert_eq!(soon("word of the loss", guard.lost()).await, LossReason::Expired);
     assert_eq!(seen, [HoldState::Held, HoldState::Unconfirmed, HoldState::Lost(LossReason::Expired)]);
     f.servers.resume();
-    let heir = soon("the next writer's grant", f.manager().await.write(&name).into_future()).await.expect("granted");
+    let heir = granted(f.manager().await.write(&name)).await;
     assert_eq!(watch.state(), HoldState::Lost(LossReason::Expired), "once lost, lost");
     let error = guard.release().await.expect_err("it was lost");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Expired, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Expired, .. });
     assert_eq!(watch.state(), HoldState::Lost(LossReason::Expired));
     heir.release().await.expect("ours to the end");
 }
@@ -55,30 +55,31 @@ async fn silent_server_is_unreachable_in_time(f: &ServerFixture) {
     f.servers.pause();
     let asked = Instant::now();
     let error = soon("the end of the wait", manager.write(&name).into_future()).await.expect_err("nobody answers");
-    assert!(matches!(&error, Error::Unreachable { lock, .. } if **lock == *name), "{error:?}");
+    assert_matches!(error, Error::Unreachable { lock, .. } if **lock == *name);
     assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
     let error = soon("the answer", manager.try_read(&name)).await.expect_err("silence is no denial");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     let error = soon("the answer", manager.inspect(&name)).await.expect_err("nobody answers");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     assert_eq!(guard.state(), HoldState::Held, "a long lease outlasts the silence");
     let error = soon("the release", guard.release()).await.expect_err("the server was not told");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     let error = soon("the refusal", f.connect(impatient())).await.expect_err("nobody answers");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     f.servers.resume();
     f.becomes_free(&held).await;
     f.becomes_free(&name).await;
 }
 
-async fn tokens_grow_across_a_flush(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let before = manager.write(&name).await.expect("granted");
+async fn tokens_grow_across_a_flush(f: &ServerFixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let before = manager.write(&name).await?;
     f.servers.everywhere(&["FLUSHALL"]);
     let other = f.manager().await;
-    let after = other.write(&name).await.expect("granted");
+    let after = other.write(&name).await?;
     assert!(after.fencing_token() > before.fencing_token());
     assert_eq!(soon("the loss", before.lost()).await, LossReason::Gone);
     before.release().await.expect_err("it was lost");
-    after.release().await.expect("ours to the end");
+    after.release().await?;
+    Ok(())
 }

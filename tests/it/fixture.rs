@@ -12,40 +12,41 @@ use redis_rwlock::{
     Replicas, RwLockManager, TimestampClients, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
+use tokio::task::JoinHandle;
 
 use crate::servers::{Missing, Pair, Servers, Voters, ask, portable_node, proxy_of_cluster};
 use crate::wait::until;
 
 /// A manager, as services have it.
-pub(crate) type Manager = Arc<dyn RwLockManager>;
+pub type Manager = Arc<dyn RwLockManager>;
 
 /// The lease of holds that a case lets run out.
-pub(crate) const SHORT: Duration = Duration::from_millis(500);
+pub const SHORT: Duration = Duration::from_millis(500);
 /// The lease of holds that must be renewed though the machine is busy.
-pub(crate) const RENEWED: Duration = Duration::from_millis(1500);
+pub const RENEWED: Duration = Duration::from_millis(1500);
 
 /// The options that cases change.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) lease: Duration,
-    pub(crate) max_hold: Duration,
-    pub(crate) wait_timeout: Option<Duration>,
-    pub(crate) max_clock_skew: Duration,
-    pub(crate) response_timeout: Duration,
-    pub(crate) unreachable_after: Duration,
-    pub(crate) reentry: Reentry,
-    pub(crate) label: String,
-    pub(crate) timestamp_clients: TimestampClients,
+pub struct Settings {
+    pub lease: Duration,
+    pub max_hold: Duration,
+    pub wait_timeout: Option<Duration>,
+    pub max_clock_skew: Duration,
+    pub response_timeout: Duration,
+    pub unreachable_after: Duration,
+    pub reentry: Reentry,
+    pub label: String,
+    pub timestamp_clients: TimestampClients,
     /// Template of the locks' keys. For the hash scheme only.
-    pub(crate) timestamp_keys: Option<String>,
-    pub(crate) join_window: Duration,
-    pub(crate) cache_for: Duration,
-    pub(crate) max_handoffs: u64,
-    pub(crate) max_waiters: usize,
+    pub timestamp_keys: Option<String>,
+    pub join_window: Duration,
+    pub cache_for: Duration,
+    pub max_handoffs: u64,
+    pub max_waiters: usize,
     /// Durability of managers on servers. A fixture with a level of its own takes that instead.
-    pub(crate) durability: Durability,
+    pub durability: Durability,
     /// Runtime for the background work. The thread of the process if `None`.
-    pub(crate) background: Option<Handle>,
+    pub background: Option<Handle>,
 }
 
 /// Time that fixtures with caching keep a hold: longer than any case.
@@ -76,14 +77,14 @@ impl Default for Settings {
 }
 
 /// Recall timeout in cases, because a busy machine gives cached holds up late.
-pub(crate) const RECALL_TIMEOUT: Duration = Duration::from_secs(2);
+pub const RECALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Settings {
-    pub(crate) fn lease(lease: Duration) -> Self {
+    pub fn lease(lease: Duration) -> Self {
         Self { lease, ..Self::default() }
     }
 
-    pub(crate) fn label(label: &str) -> Self {
+    pub fn label(label: &str) -> Self {
         Self { label: label.to_owned(), ..Self::default() }
     }
 
@@ -180,12 +181,12 @@ impl Backend {
 }
 
 /// Durability at which one replica has to acknowledge within `timeout`.
-pub(crate) fn on_one_replica(timeout: Duration) -> Durability {
+pub fn on_one_replica(timeout: Duration) -> Durability {
     Durability::Replicated { replicas: Replicas::At(1), timeout }
 }
 
 /// A place for locks that the case has to itself: managers made here see the same locks, those of other cases do not.
-pub(crate) struct Fixture {
+pub struct Fixture {
     backend: Backend,
     prefix: String,
     names: AtomicU64,
@@ -194,72 +195,72 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    pub(crate) fn memory() -> Self {
+    pub fn memory() -> Self {
         Self::at(Backend::Memory(MemoryManager::new()))
     }
 
     /// A fixture in memory, with caching.
-    pub(crate) fn cached_in_memory() -> Self {
+    pub fn cached_in_memory() -> Self {
         Self { cache_for: CACHE_FOR, ..Self::memory() }
     }
 
     /// The hash scheme on servers of the case's own.
-    pub(crate) fn hash(topology: Topology) -> Self {
+    pub fn hash(topology: Topology) -> Self {
         Self::at(Backend::Hash(topology))
     }
 
     /// The two-key scheme on servers of the case's own.
-    pub(crate) fn two_key(topology: Topology) -> Self {
+    pub fn two_key(topology: Topology) -> Self {
         Self::at(Backend::TwoKey(topology))
     }
 
     /// A primary and a replica, which has to acknowledge each grant. Other cases use them at the same time.
-    pub(crate) fn replicated(server: Server) -> Self {
+    pub fn replicated(server: Server) -> Self {
         Self::at(Backend::Replicated(Topology::node(Pair::shared(server).primary.url())))
     }
 
     /// The hash scheme on a server that refuses the fast form of the scripts. Other cases use it at the same time.
-    pub(crate) fn portable() -> Self {
+    pub fn portable() -> Self {
         Self::at(Backend::Hash(Topology::node(portable_node().url())))
     }
 
     /// The two-key scheme on a server that refuses the fast form of the scripts.
-    pub(crate) fn portable_two_key() -> Self {
+    pub fn portable_two_key() -> Self {
         Self::at(Backend::TwoKey(Topology::node(portable_node().url())))
     }
 
     /// The hash scheme behind a proxy in front of a cluster. Other cases use it at the same time.
-    pub(crate) fn behind_a_proxy() -> Self {
+    pub fn behind_a_proxy() -> Self {
         Self::at(Backend::Hash(Topology::proxy(proxy_of_cluster().url())))
     }
 
     /// The hash scheme on a server that does not know these commands. Other cases use it at the same time.
-    pub(crate) fn without(missing: Missing) -> Self {
+    pub fn without(missing: Missing) -> Self {
         Self::at(Backend::Hash(Topology::node(missing.node().url())))
     }
 
     /// A quorum of five masters that other cases use at the same time.
-    pub(crate) fn five_masters(server: Server) -> Self {
+    pub fn five_masters(server: Server) -> Self {
         Self::quorum_of(Voters::FiveOfFive.urls(server))
     }
 
     /// A quorum of five masters, two of which are dead. Other cases use it at the same time.
-    pub(crate) fn three_of_five_masters(server: Server) -> Self {
+    pub fn three_of_five_masters(server: Server) -> Self {
         Self::quorum_of(Voters::ThreeOfFive.urls(server))
     }
 
     /// A quorum of masters of the case's own.
-    pub(crate) fn quorum_of(masters: Vec<String>) -> Self {
+    pub fn quorum_of(masters: Vec<String>) -> Self {
         Self::at(Backend::Quorum(masters))
     }
 
     /// The format of Redisson on a node that other cases use at the same time.
-    pub(crate) fn redisson(server: Server) -> Self {
+    pub fn redisson(server: Server) -> Self {
         Self::at(Backend::Redisson(Topology::node(Servers::shared_node(server).primaries()[0].url())))
     }
 
     /// The format of Redisson on a cluster that other cases use at the same time.
-    pub(crate) fn redisson_cluster(server: Server) -> Self {
+    pub fn redisson_cluster(server: Server) -> Self {
         let servers = Servers::shared_cluster(server);
         Self::at(Backend::Redisson(Topology::cluster(servers.cluster().expect("a cluster").urls())))
     }
@@ -271,47 +272,65 @@ impl Fixture {
     }
 
     /// A name that no other lock has.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let name = format!("lock-{}", self.names.fetch_add(1, Ordering::Relaxed));
         if self.is_redisson() { format!("{}-{name}", self.prefix) } else { name }
     }
 
     /// The name of a lock's key in the hash scheme, as documented.
-    pub(crate) fn hash_key(&self, name: &str) -> String {
+    pub fn hash_key(&self, name: &str) -> String {
         key_name(&self.prefix, name, "lock")
     }
 
     /// The channels of the managers that listen at a node for a lock, as documented.
-    pub(crate) fn wake_channels(&self, node: &Node, name: &str) -> Vec<String> {
+    pub fn wake_channels(&self, node: &Node, name: &str) -> Vec<String> {
         wake_channels(node, &self.prefix, name)
     }
 
     /// The write key of a lock in the two-key scheme, as documented.
-    pub(crate) fn write_key(&self, name: &str) -> String {
+    pub fn write_key(&self, name: &str) -> String {
         key_name(&self.prefix, name, "write")
     }
 
     /// Prefix of the keys of this case.
-    pub(crate) fn prefix(&self) -> &str {
+    pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
     /// A new manager, as another process would have.
-    pub(crate) async fn manager(&self) -> Manager {
+    pub async fn manager(&self) -> Manager {
         self.manager_with(Settings::default()).await
     }
 
-    pub(crate) async fn manager_with(&self, settings: Settings) -> Manager {
+    pub async fn manager_with(&self, settings: Settings) -> Manager {
         self.connect(settings).await.expect("the manager connects")
     }
 
-    pub(crate) async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
+    /// Managers of as many processes as asked for, and the name of a lock that no case has used.
+    pub async fn scene<const N: usize>(&self) -> ([Manager; N], String) {
+        self.scene_with(Settings::default()).await
+    }
+
+    pub async fn scene_with<const N: usize>(&self, settings: Settings) -> ([Manager; N], String) {
+        self.scene_of(|_| settings.clone()).await
+    }
+
+    /// As [`Fixture::scene`], with the settings of the n-th manager.
+    pub async fn scene_of<const N: usize>(&self, settings: impl Fn(usize) -> Settings) -> ([Manager; N], String) {
+        let mut managers = Vec::new();
+        for n in 0..N {
+            managers.push(self.manager_with(settings(n)).await);
+        }
+        (managers.try_into().unwrap_or_else(|_| unreachable!("as many as asked for")), self.name())
+    }
+
+    pub async fn connect(&self, settings: Settings) -> Result<Manager, Error> {
         let settings = self.with_cache_for(settings);
         self.backend.manager(&self.prefix, settings, Connects::Now).await
     }
 
     /// Manager of the locks of this fixture that connects to another topology. For the two schemes on servers.
-    pub(crate) async fn manager_elsewhere(&self, topology: Topology) -> Manager {
+    pub async fn manager_elsewhere(&self, topology: Topology) -> Manager {
         let backend = match &self.backend {
             Backend::TwoKey(_) => Backend::TwoKey(topology),
             Backend::Hash(_) => Backend::Hash(topology),
@@ -322,29 +341,26 @@ impl Fixture {
     }
 
     /// A manager that has not connected yet.
-    pub(crate) async fn lazy_manager(&self, settings: Settings) -> Manager {
+    pub async fn lazy_manager(&self, settings: Settings) -> Manager {
         let settings = self.with_cache_for(settings);
         self.backend.manager(&self.prefix, settings, Connects::AtFirstUse).await.expect("the manager is built")
     }
 
     /// The future of [`Fixture::connect`], on its own.
-    pub(crate) fn connecting(
-        &self,
-        settings: Settings,
-    ) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
+    pub fn connecting(&self, settings: Settings) -> impl Future<Output = Result<Manager, Error>> + Send + 'static {
         let (backend, prefix, settings) = (self.backend.clone(), self.prefix.clone(), self.with_cache_for(settings));
         async move { backend.manager(&prefix, settings, Connects::Now).await }
     }
 
     /// A manager with a runtime of its own, on which all of its work runs: it can die alone.
-    pub(crate) async fn process(&self, settings: Settings) -> Process {
+    pub async fn process(&self, settings: Settings) -> Process {
         let runtime = Runtime::new().expect("a runtime starts");
         let background = Some(runtime.handle().clone());
         self.on_runtime(runtime, Settings { background, ..settings }).await
     }
 
     /// A manager that is used on a runtime of its own, which can end while the process goes on.
-    pub(crate) async fn elsewhere(&self, settings: Settings) -> Process {
+    pub async fn elsewhere(&self, settings: Settings) -> Process {
         self.on_runtime(Runtime::new().expect("a runtime starts"), settings).await
     }
 
@@ -354,7 +370,7 @@ impl Fixture {
     }
 
     /// True if a hold may be cached when its last guard has left.
-    pub(crate) fn holds_stay(&self) -> bool {
+    pub fn holds_stay(&self) -> bool {
         !self.cache_for.is_zero()
     }
 
@@ -362,30 +378,47 @@ impl Fixture {
         Settings { cache_for: settings.cache_for.max(self.cache_for), ..settings }
     }
 
-    pub(crate) fn is_proxied(&self) -> bool {
+    pub fn is_proxied(&self) -> bool {
         matches!(&self.backend, Backend::Hash(topology) if format!("{topology:?}").starts_with("Proxy"))
     }
 
     /// True if the keys are the names, and each write grant has one token.
-    pub(crate) fn is_redisson(&self) -> bool {
+    pub fn is_redisson(&self) -> bool {
         matches!(self.backend, Backend::Redisson(_))
     }
 
-    pub(crate) fn is_quorum(&self) -> bool {
+    pub fn is_quorum(&self) -> bool {
         matches!(self.backend, Backend::Quorum(_))
     }
 
     /// View of the lock that another manager gets.
-    pub(crate) async fn view(&self, name: &str) -> LockView {
+    pub async fn view(&self, name: &str) -> LockView {
         self.manager().await.inspect(name).await.expect("inspected")
     }
 
+    /// Waits until this number of processes waits for the lock.
+    pub async fn until_waiting(&self, waiters: usize, name: &str) {
+        until("the queue is as long as expected", async || self.view(name).await.waiters.len() == waiters).await;
+    }
+
+    /// Starts an acquisition in a task, and returns when it is in the queue.
+    pub async fn queued<A: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>>(
+        &self,
+        name: &str,
+        acquiring: A,
+    ) -> JoinHandle<A::Output> {
+        let before = self.view(name).await.waiters.len();
+        let waiting = tokio::spawn(acquiring.into_future());
+        until("it waits", async || self.view(name).await.waiters.len() > before).await;
+        waiting
+    }
+
     /// Waits until the lock has no holder and no waiter, and shows that it can be taken.
-    pub(crate) async fn becomes_free(&self, name: &str) {
+    pub async fn becomes_free(&self, name: &str) {
         let other = self.manager().await;
         if self.holds_stay() {
             // A cached hold is given up when another process wants the lock.
-            let guard = crate::wait::soon("what nobody uses", other.write(name).into_future()).await.expect("granted");
+            let guard = crate::wait::granted(other.write(name)).await;
             guard.release().await.expect("released");
         }
         until("the lock is free", async || {
@@ -401,23 +434,20 @@ impl Fixture {
 }
 
 /// A manager as a process has it: its runtime can be shut down under it.
-pub(crate) struct Process {
+pub struct Process {
     runtime: Option<Runtime>,
-    pub(crate) manager: Manager,
+    pub manager: Manager,
 }
 
 impl Process {
     /// Runs some work within the process.
-    pub(crate) async fn run<T: Send + 'static>(
-        &self,
-        act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>,
-    ) -> T {
+    pub async fn run<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) -> T {
         let runtime = self.runtime.as_ref().expect("it lives");
         runtime.spawn(act(Arc::clone(&self.manager))).await.expect("no panic")
     }
 
     /// Starts the work in which the process dies. The work is not dropped, because a killed process takes nothing back.
-    pub(crate) fn start<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) {
+    pub fn start<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) {
         let mut acting = ManuallyDrop::new(act(Arc::clone(&self.manager)));
         let runtime = self.runtime.as_ref().expect("it lives");
         runtime.spawn(async move { drop((*acting).as_mut().await) });
@@ -425,7 +455,7 @@ impl Process {
 
     /// Ends the runtime with everything on it, as a crash would. A drop within it may still send something: see
     /// `start`.
-    pub(crate) async fn die(&mut self) {
+    pub async fn die(&mut self) {
         let runtime = self.runtime.take().expect("it dies once");
         tokio::task::spawn_blocking(move || drop(runtime)).await.expect("no panic at shutdown");
     }
@@ -441,17 +471,17 @@ impl Drop for Process {
 
 /// Scheme and topology of a manager's locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
+pub enum Kind {
     TwoKey,
     HashNode,
     HashCluster,
 }
 
 /// A fixture whose servers can be looked at.
-pub(crate) struct ServerFixture {
+pub struct ServerFixture {
     fixture: Fixture,
-    pub(crate) kind: Kind,
-    pub(crate) servers: Servers,
+    pub kind: Kind,
+    pub servers: Servers,
 }
 
 impl Deref for ServerFixture {
@@ -464,7 +494,7 @@ impl Deref for ServerFixture {
 
 impl ServerFixture {
     /// A fixture on servers that other cases use at the same time.
-    pub(crate) fn shared(kind: Kind, server: Server) -> Self {
+    pub fn shared(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
             match kind {
@@ -475,13 +505,13 @@ impl ServerFixture {
     }
 
     /// A fixture on servers that other cases use at the same time, with caching.
-    pub(crate) fn caching(kind: Kind, server: Server) -> Self {
+    pub fn caching(kind: Kind, server: Server) -> Self {
         let shared = Self::shared(kind, server);
         Self { fixture: Fixture { cache_for: CACHE_FOR, ..shared.fixture }, ..shared }
     }
 
     /// A fixture on servers behind proxies, which other cases use at the same time.
-    pub(crate) fn proxied(kind: Kind, server: Server) -> Self {
+    pub fn proxied(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
             match kind {
@@ -492,7 +522,7 @@ impl ServerFixture {
     }
 
     /// A fixture on servers that no other case uses meanwhile.
-    pub(crate) async fn alone(kind: Kind, server: Server) -> Self {
+    pub async fn alone(kind: Kind, server: Server) -> Self {
         Self::on(
             kind,
             match kind {
@@ -515,7 +545,7 @@ impl ServerFixture {
     }
 
     /// The names of a lock's keys, as documented.
-    pub(crate) fn keys_of(&self, name: &str) -> Vec<String> {
+    pub fn keys_of(&self, name: &str) -> Vec<String> {
         let parts: &[&str] = match self.kind {
             Kind::TwoKey => &["read", "write"],
             Kind::HashNode | Kind::HashCluster => &["lock"],
@@ -523,18 +553,18 @@ impl ServerFixture {
         parts.iter().map(|part| self.key_of(name, part)).collect()
     }
 
-    pub(crate) fn key_of(&self, name: &str, part: &str) -> String {
+    pub fn key_of(&self, name: &str, part: &str) -> String {
         key_name(&self.prefix, name, part)
     }
 
     /// Sends one command to the owner of a key. The key follows the command's name.
-    pub(crate) fn on_key(&self, command: &str, key: &str, rest: &[&str]) -> Reply {
+    pub fn on_key(&self, command: &str, key: &str, rest: &[&str]) -> Reply {
         let words: Vec<&str> = [command, key].into_iter().chain(rest.iter().copied()).collect();
         ask(self.servers.owner_of(key), &words)
     }
 
     /// All keys of this case that are there, with their ttl in milliseconds.
-    pub(crate) fn ttls(&self) -> Vec<(String, i64)> {
+    pub fn ttls(&self) -> Vec<(String, i64)> {
         let mut found = Vec::new();
         for node in self.servers.primaries() {
             for pattern in [format!("{}:*", self.prefix), format!("{}#*", self.prefix)] {
@@ -549,7 +579,7 @@ impl ServerFixture {
     }
 
     /// Number of calls of a command at the servers since they started, or since `CONFIG RESETSTAT`.
-    pub(crate) fn calls_of(&self, command: &str) -> i64 {
+    pub fn calls_of(&self, command: &str) -> i64 {
         let line = format!("cmdstat_{command}:calls=");
         let count = |reply: &Reply| {
             let text = reply.text()?.into_owned();
@@ -570,14 +600,14 @@ fn key_name(prefix: &str, name: &str, part: &str) -> String {
 }
 
 /// The channels of the managers that listen at a node for a lock, in either scheme: one each.
-pub(crate) fn wake_channels(node: &Node, prefix: &str, name: &str) -> Vec<String> {
+pub fn wake_channels(node: &Node, prefix: &str, name: &str) -> Vec<String> {
     let pattern = key_name(prefix, name, "*wake:*");
     let reply = ask(node, &["PUBSUB", "SHARDCHANNELS", &pattern]);
     let channels = reply.array().expect("a list").iter();
     channels.map(|channel| channel.text().expect("a name").into_owned()).collect()
 }
 
-pub(crate) fn has_hash_tag(name: &str) -> bool {
+pub fn has_hash_tag(name: &str) -> bool {
     let tag = name.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
@@ -676,7 +706,7 @@ macro_rules! on_this {
     (@ $case:ident, $($fixture:tt)+) => {
         $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
             let fixture = $($fixture)+;
-            super::$case(&fixture).await;
+            super::$case(&fixture).await
         }));
     };
 }
@@ -796,6 +826,18 @@ macro_rules! alone_on_every_server {
     )+};
 }
 
+/// Cases that make all they need, each on a runtime with two threads.
+macro_rules! on_two_threads {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            #[test]
+            fn on_two_threads() {
+                $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(super::$case()));
+            }
+        }
+    )+};
+}
+
 /// A case that starts its own servers, as `fn(Server)`: a test for each server. On each push it runs on Valkey 9.1, and with
 /// `old too` on Redis 7.0 as well, because the two differ in what it tests.
 macro_rules! on_each_server {
@@ -827,11 +869,11 @@ macro_rules! on_each_server {
 pub(crate) use {
     alone_on_every_server, hash_on_every_server, on_each_server, on_every_fixture, on_every_own_format, on_every_queue,
     on_every_server, on_hash, on_lacking, on_nodes, on_one, on_own_formats, on_portable, on_quorum_and_levels,
-    on_redisson, on_servers, on_this, proxied_on_every_server,
+    on_redisson, on_servers, on_this, on_two_threads, proxied_on_every_server,
 };
 
 /// The time of the servers, which run on the same machine.
-pub(crate) fn now_us() -> u64 {
+pub fn now_us() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
     since_1970.as_micros().try_into().expect("some years are left")
 }

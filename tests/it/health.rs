@@ -8,7 +8,7 @@ use cluster_testenv::{Cluster, Node, Sentinels, Server};
 use redis_rwlock::{Error, Health, MemoryManager, NodeRole, RedisManager, Refusal, RwLockManager, Topology};
 
 use crate::servers::{ask, software};
-use crate::wait::until;
+use crate::wait::{Outcome, until};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -92,7 +92,7 @@ async fn user_that_may_ask_little_is_told_little_and_nothing_wrong() {
     assert!(health.is_ready(), "{health:?}");
     assert_eq!((health.nodes[0].role, health.nodes[0].noeviction), (NodeRole::Primary, None));
     let error = manager.locks().await.expect_err("it may not look through the keys");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. });
     assert!(!error.to_string().contains("lock \""), "{error}");
 }
 
@@ -122,7 +122,7 @@ async fn cluster_is_ready_without_a_replica_and_not_without_a_primary() {
     primary.kill();
     assert!(!in_time(&manager).await.is_ready());
     let error = manager.locks().await.expect_err("there is no list with gaps");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -139,21 +139,22 @@ async fn sentinels_and_their_primary_are_told() {
 }
 
 #[tokio::test]
-async fn counters_tell_of_lost_connections_and_late_renewals() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+async fn counters_tell_of_lost_connections_and_late_renewals() -> Outcome {
+    let node = Node::start(Server::Redis70)?;
     let manager = manager(&*node.url());
-    let guard = manager.write("cfg").lease(Duration::from_secs(3)).await.expect("granted");
+    let guard = manager.write("cfg").lease(Duration::from_secs(3)).await?;
     assert_eq!((manager.stats().reconnects, manager.stats().renewals_late, manager.stats().in_flight), (0, 0, 0));
     node.pause();
     until("a late renewal", async || manager.stats().renewals_late == 1).await;
     node.resume();
     until("an answer", async || manager.stats().renewals_late == 0).await;
-    node.kill_clients().expect("killed");
+    node.kill_clients()?;
     until("another connection", async || {
         drop(manager.try_read("other").await);
         manager.stats().reconnects > 0
     })
     .await;
     assert_eq!(manager.stats().map_refreshes, 0, "one node has no map");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }

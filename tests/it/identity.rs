@@ -442,8 +442,7 @@ async fn late_renewal_after_the_lease_recreates_nothing(f: &ServerFixture) {
 
 async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
     let case = async |mode: Mode| {
-        let (manager, name) =
-            (f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await, f.name());
+        let ([manager], name) = f.scene_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await;
         let twice = f.proxy(&name).duplicate_request(f.requests(Script::Renew, &name));
         let guard = take(&manager, &name, mode).await;
         let token = guard.token();
@@ -459,8 +458,7 @@ async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
 
 async fn renewal_retried_after_a_lost_reply_keeps_the_hold(f: &ServerFixture) {
     let case = async |mode: Mode| {
-        let (manager, name) =
-            (f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await, f.name());
+        let ([manager], name) = f.scene_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await;
         let renewals = f.requests(Script::Renew, &name);
         let cut = f.proxy(&name).cut_after_apply(renewals.clone());
         let guard = take(&manager, &name, mode).await;
@@ -481,7 +479,7 @@ async fn renewal_retried_after_a_lost_reply_keeps_the_hold(f: &ServerFixture) {
 async fn is_forced(guard: AnyGuard) -> FencingToken {
     let token = guard.token();
     let error = guard.release().await.expect_err("it was ended");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
     token
 }
 

@@ -9,7 +9,7 @@ use tracing::Level;
 
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::record::Recorder;
-use crate::wait::{bounded, soon, until};
+use crate::wait::{Outcome, bounded, granted, soon, until};
 
 /// Lease that is long enough for a renewal in time on a busy machine.
 const LEASE: Duration = Duration::from_secs(9);
@@ -61,12 +61,12 @@ async fn one_server(recorder: &Recorder, node: &Node) {
         .await;
     dies.die().await;
     let manager = service(&f).await;
-    let waited = soon("the grant", manager.write("orders").lease(LEASE).into_future()).await.expect("granted");
+    let waited = granted(manager.write("orders").lease(LEASE)).await;
     node.kill();
     let waiting = tokio::spawn(manager.write("invoices").into_future());
     until("the outage is told", async || told("does not answer")).await;
     node.restart_empty().expect("the server starts");
-    let other = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    let other = granted(waiting).await;
     until("the loss is told", async || told("lost the write hold")).await;
     assert!(matches!(waited.state(), HoldState::Lost(_)));
     drop(waited);
@@ -84,7 +84,7 @@ async fn failover(recorder: &Recorder, cluster: &Cluster, dies: &Node) {
     let waiting = tokio::spawn(manager.read("cfg").wait_timeout(Duration::from_secs(30)).into_future());
     until("the failover is told", async || recorder.lines().iter().any(|line| line.contains("is now"))).await;
     guard.release().await.expect("ours to the end");
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("ours to the end");
+    granted(waiting).await.release().await.expect("ours to the end");
     manager.close().await.expect("closed");
 }
 
@@ -113,11 +113,11 @@ async fn name_with_a_line_break_breaks_no_line() {
     let guard = manager.write(name).max_hold(Duration::from_secs(3)).await.expect("granted");
     let waiting = tokio::spawn(manager.peer().write(name).into_future());
     soon("the loss", guard.lost()).await;
-    let next = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    let next = granted(waiting).await;
     manager.force_release(name).await.expect("forced");
     manager.disconnect();
     let error = manager.write(name).wait_timeout(Duration::from_secs(1)).await.expect_err("nobody answers");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     drop(next);
     for what in ["lost the write hold", "waited", "by force", "not answered", "span rwlock.hold"] {
         // The recorder refuses control characters in each line.
@@ -170,15 +170,16 @@ fn word(text: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn spans_show_the_wait_and_the_hold() {
+async fn spans_show_the_wait_and_the_hold() -> Outcome {
     let recorder = Recorder::at(Level::DEBUG);
     let manager = RedisManager::builder("redis://127.0.0.1:1").unreachable_after(Duration::from_millis(10));
-    manager.build().expect("valid").write("cfg").await.expect_err("nobody listens");
+    manager.build()?.write("cfg").await.expect_err("nobody listens");
     let memory = MemoryManager::new();
-    memory.write("cfg").await.expect("granted").release().await.expect("released");
+    memory.write("cfg").await?.release().await?;
     let lines = recorder.lines();
     let has = |what: &str| lines.iter().any(|line| line.contains(what));
     assert!(has("span rwlock.acquire lock=\"cfg\" mode=write"), "{lines:#?}");
     assert!(has("outcome=\"unreachable\"") && has("outcome=\"granted\""), "{lines:#?}");
     assert!(has("span rwlock.hold lock=\"cfg\" mode=write token=") && has("ended=\"released\""), "{lines:#?}");
+    Ok(())
 }

@@ -5,6 +5,16 @@
     unreachable_pub
 )]
 
+/// Asserts that a value matches a pattern. The failure shows the value.
+macro_rules! assert_matches {
+    ($value:expr, $pattern:pat $(if $guard:expr)?) => {
+        match &$value {
+            $pattern $(if $guard)? => {}
+            other => panic!("{other:?} is not {}", stringify!($pattern)),
+        }
+    };
+}
+
 mod either;
 mod fixture;
 mod record;

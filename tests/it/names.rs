@@ -9,6 +9,7 @@ use crate::fixture::{
     Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag, on_every_fixture, on_every_own_format,
 };
 use crate::servers::ask;
+use crate::wait::Outcome;
 
 on_every_fixture![locks_with_a_hash_tag_are_different_locks, bad_names_are_refused,];
 
@@ -23,18 +24,19 @@ fn awkward_names() -> Vec<String> {
     fixed.into_iter().map(str::to_owned).chain(["x".repeat(1024), "🔒".repeat(256), "{".repeat(1024)]).collect()
 }
 
-async fn awkward_names_lock_and_release(f: &Fixture) {
+async fn awkward_names_lock_and_release(f: &Fixture) -> Outcome {
     let (a, b) = (f.manager().await, f.manager().await);
     for name in awkward_names() {
-        let guard = a.write(&name).await.expect("granted");
+        let guard = a.write(&name).await?;
         assert_eq!(guard.name(), name);
-        assert!(b.try_read(&name).await.expect("answered").is_none(), "{name:?}");
-        assert_eq!(b.inspect(&name).await.expect("inspected").name, name);
-        guard.release().await.expect("released");
-        let guard = b.try_read(&name).await.expect("answered").expect("free at once");
-        guard.release().await.expect("released");
-        b.force_release(&name).await.expect("forced");
+        assert!(b.try_read(&name).await?.is_none(), "{name:?}");
+        assert_eq!(b.inspect(&name).await?.name, name);
+        guard.release().await?;
+        let guard = b.try_read(&name).await?.expect("free at once");
+        guard.release().await?;
+        b.force_release(&name).await?;
     }
+    Ok(())
 }
 
 async fn similar_names_are_different_locks(f: &Fixture) {
@@ -78,7 +80,7 @@ async fn refuses_bad_names(manager: &dyn RwLockManager) {
         ];
         for outcome in outcomes {
             let error = outcome.expect_err("no such lock");
-            assert!(matches!(error, Error::InvalidName { .. }), "{error:?}");
+            assert_matches!(error, Error::InvalidName { .. });
             assert!(error.to_string().len() < 512, "a name is quoted in part: {error}");
         }
     }
@@ -90,12 +92,13 @@ async fn bad_names_are_refused(f: &Fixture) {
 
 /// The manager refuses the names before it sends anything: no server listens, so a request would be another error.
 #[tokio::test]
-async fn bad_names_are_refused_before_anything_is_sent() {
+async fn bad_names_are_refused_before_anything_is_sent() -> Outcome {
     let nowhere = || Topology::node("redis://127.0.0.1:1");
-    refuses_bad_names(&TwoKeyManager::builder(nowhere()).build().expect("built")).await;
-    refuses_bad_names(&RedisManager::builder(nowhere()).build().expect("built")).await;
+    refuses_bad_names(&TwoKeyManager::builder(nowhere()).build()?).await;
+    refuses_bad_names(&RedisManager::builder(nowhere()).build()?).await;
     let cluster = Topology::cluster(["redis://127.0.0.1:1"]);
-    refuses_bad_names(&RedisManager::builder(cluster).build().expect("built")).await;
+    refuses_bad_names(&RedisManager::builder(cluster).build()?).await;
+    Ok(())
 }
 
 macro_rules! keys_share_their_slot {

@@ -8,6 +8,7 @@ use redis_rwlock::{
 };
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
+use crate::wait::Outcome;
 
 on_every_fixture![lease_of_an_acquisition_is_checked, options_of_a_manager_are_checked];
 
@@ -20,7 +21,7 @@ fn option_of(error: &Error) -> &'static str {
 
 async fn lease_of_an_acquisition_is_checked(f: &Fixture) {
     let settings = Settings { max_clock_skew: Duration::from_millis(100), ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     for lease in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(150), Duration::MAX] {
         let error = manager.write(&name).lease(lease).await.expect_err("of no use");
         assert_eq!(option_of(&error), "lease", "{lease:?}");
@@ -76,13 +77,14 @@ fn bad_prefixes_are_refused() {
 }
 
 #[tokio::test]
-async fn prefixes_keep_locks_apart() {
+async fn prefixes_keep_locks_apart() -> Outcome {
     let store = MemoryManager::new();
-    let one = store.peer_builder().key_prefix("one").build().expect("built");
-    let other = store.peer_builder().key_prefix("other").build().expect("built");
-    let guard = one.write("cfg").await.expect("granted");
-    let apart = other.try_write("cfg").await.expect("answered").expect("another prefix, another lock");
+    let one = store.peer_builder().key_prefix("one").build()?;
+    let other = store.peer_builder().key_prefix("other").build()?;
+    let guard = one.write("cfg").await?;
+    let apart = other.try_write("cfg").await?.expect("another prefix, another lock");
     drop((guard, apart));
+    Ok(())
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tracing::Level;
 use crate::record::Recorder;
 use crate::scripts;
 use crate::servers::{Pair, ask};
-use crate::wait::{bounded, soon, until};
+use crate::wait::{bounded, granted, until};
 
 const SERVERS: [Server; 2] = [Server::Redis70, Server::Valkey91];
 /// Script that no server accepts.
@@ -33,7 +33,7 @@ fn portable_text() -> Matcher {
 }
 
 /// Lets the server behind the proxy refuse the fast form.
-pub(crate) fn refuse_fast_form(proxy: &Proxy) {
+pub fn refuse_fast_form(proxy: &Proxy) {
     proxy.replace_requests(fast_text(), &REFUSED);
 }
 
@@ -61,7 +61,7 @@ async fn hand_over(from: &dyn RwLockManager, to: &Arc<dyn RwLockManager>) {
     let waiting = tokio::spawn(async move { waits.write("cfg").await });
     until("it waits", async || !from.inspect("cfg").await.expect("inspected").waiters.is_empty()).await;
     guard.release().await.expect("released");
-    let guard = soon("the lock", waiting).await.expect("no panic").expect("granted");
+    let guard = granted(waiting).await;
     guard.release().await.expect("released");
 }
 
@@ -142,7 +142,7 @@ async fn server_without_scripts_is_refused_with_the_reason() {
     for command in ["EVALSHA", "EVAL"] {
         let node = without(Server::Redis70, command);
         let error = RedisManager::builder(node.url()).connect().await.expect_err("it runs no scripts");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::UnsupportedServer, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::UnsupportedServer, .. });
         let text = error.to_string();
         assert!(
             text.contains("it runs no scripts") && text.contains(&format!("unknown command '{command}'")),
@@ -176,7 +176,7 @@ async fn portable_hold_ends_with_its_lease_at_full_memory() {
         let full = |limit| ask(&node, &["CONFIG", "SET", "maxmemory", limit]);
         full("1");
         let error = manager.write("other").await.expect_err("the memory is full");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. });
         assert_eq!(guard.lost().await, LossReason::Expired);
         full("0");
         pair(&manager).await.expect("granted again");

@@ -11,25 +11,25 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 /// Record of all events of this thread while it lives, and of all spans if it wants all levels. A test whose runtime
 /// has one thread sees everything.
-pub(crate) struct Recorder {
+pub struct Recorder {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
 }
 
 impl Recorder {
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::at(Level::TRACE)
     }
 
     /// Records the events up to this level.
-    pub(crate) fn at(level: Level) -> Self {
+    pub fn at(level: Level) -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         asks_all_subscribers();
         let guard = tracing::subscriber::set_default(Lines { level, lines: Arc::clone(&lines) });
         Self { lines, _guard: guard }
     }
 
-    pub(crate) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         self.lines.lock().clone()
     }
 }
@@ -37,7 +37,7 @@ impl Recorder {
 /// Makes `tracing` ask all subscribers about each event. It asks once, and remembers the answer. While there is one
 /// subscriber, it asks the one of the thread that comes to the event first. That thread may belong to another test,
 /// which has none. Two more subscribers, which want nothing and live as long as the process, make it ask all.
-pub(crate) fn asks_all_subscribers() {
+pub fn asks_all_subscribers() {
     static OTHERS: OnceLock<[Dispatch; 2]> = OnceLock::new();
     OTHERS.get_or_init(|| [(); 2].map(|()| Dispatch::new(NoSubscriber::new())));
 }

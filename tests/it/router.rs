@@ -7,7 +7,7 @@
 //! * the library still asked a frozen primary after another had taken its place;
 //! * requests failed while a slot moved.
 
-pub(crate) mod field;
+pub mod field;
 mod pretender;
 
 mod answers;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis_rwlock::{Error, FencingToken, LossReason, MemoryManager, RwLockManager, WriteGuard};
 
-use crate::wait::{soon, stays_pending};
+use crate::wait::{Outcome, granted, soon, stays_pending};
 
 /// Value that notes the drop of the work.
 struct Dropped(Arc<AtomicBool>);
@@ -28,23 +28,24 @@ async fn token_of(guard: &WriteGuard) -> FencingToken {
 
 /// Compiles, which is the whole case: the future is `Send` if the work is.
 #[tokio::test]
-async fn work_can_be_sent_where_its_own_future_can() {
+async fn work_can_be_sent_where_its_own_future_can() -> Outcome {
     let manager: Arc<dyn RwLockManager> = Arc::new(MemoryManager::new());
-    let taken = is_send(manager.write("cfg").run(token_of)).await.expect("done");
+    let taken = is_send(manager.write("cfg").run(token_of)).await?;
     let text = String::from("borrowed");
     let closure = async |guard: &WriteGuard| {
         tokio::task::yield_now().await;
         (guard.fencing_token(), text.len())
     };
-    let (next, len) = is_send(manager.write("cfg").run(closure)).await.expect("done");
+    let (next, len) = is_send(manager.write("cfg").run(closure)).await?;
     assert!(next > taken && len == 8);
     let spawned = tokio::spawn({
         let manager = Arc::clone(&manager);
         async move { manager.read("cfg").run(async |guard| guard.fencing_token()).await }
     });
-    assert!(spawned.await.expect("no panic").expect("done") > next);
+    assert!(spawned.await?? > next);
     let apart = std::rc::Rc::new(());
     manager.write("cfg").run(async |_| drop(apart)).await.expect("nor need it be fit");
+    Ok(())
 }
 
 #[tokio::test]
@@ -69,7 +70,7 @@ async fn work_is_dropped_when_its_hold_is_lost() {
     stays_pending("the end of the work", &mut working).await;
     manager.force_release("cfg").await.expect("forced");
     let error = soon("word of the loss", working).await.expect_err("it was lost");
-    assert!(matches!(&error, Error::Lost { reason: LossReason::Forced, lock, .. } if &**lock == "cfg"), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, lock, .. } if &**lock == "cfg");
     assert!(dropped.load(Ordering::SeqCst));
 }
 
@@ -80,7 +81,7 @@ async fn work_that_ends_after_its_hold_is_lost() {
     let lease = Duration::from_secs(2);
     let working = manager.write("cfg").fixed_lease(lease).run(async |_| tokio::time::advance(lease).await);
     let error = working.await.expect_err("it was lost");
-    assert!(matches!(error, Error::Lost { reason: LossReason::MaxHold, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::MaxHold, .. });
 }
 
 #[tokio::test]
@@ -89,7 +90,7 @@ async fn server_that_knows_nothing_of_the_hold_makes_it_lost() {
     let operator = manager.peer();
     let working = manager.write("cfg").run(async |_| operator.force_release("cfg").await.expect("forced"));
     let error = working.await.expect_err("it was ended before its release");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
 }
 
 #[tokio::test]
@@ -104,18 +105,19 @@ async fn dropped_run_drops_its_work_and_gives_the_lock_back() {
     stays_pending("the end of the work", &mut working).await;
     drop(working);
     assert!(dropped.load(Ordering::SeqCst));
-    let guard = soon("the next grant", manager.peer().write("cfg").into_future()).await.expect("granted");
+    let guard = granted(manager.peer().write("cfg")).await;
     guard.release().await.expect("released");
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixed_lease_is_never_renewed() {
+async fn fixed_lease_is_never_renewed() -> Outcome {
     let manager = MemoryManager::new();
-    let guard = manager.write("cfg").fixed_lease(Duration::from_secs(3)).await.expect("granted");
+    let guard = manager.write("cfg").fixed_lease(Duration::from_secs(3)).await?;
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(guard.remaining() < Duration::from_secs(1), "{:?}", guard.remaining());
     assert_eq!(guard.lost().await, LossReason::MaxHold);
-    assert!(manager.peer().try_write("cfg").await.expect("answered").is_none(), "the server's own deadline is later");
+    assert!(manager.peer().try_write("cfg").await?.is_none(), "the server's own deadline is later");
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert!(manager.peer().try_write("cfg").await.expect("answered").is_some());
+    assert!(manager.peer().try_write("cfg").await?.is_some());
+    Ok(())
 }

@@ -6,7 +6,7 @@ use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{Error, HoldState, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 
 use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, hash_on_every_server, on_every_server};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 on_every_server![
     every_key_has_a_ttl_after_every_operation,
@@ -36,36 +36,37 @@ fn ttls_are_within(f: &ServerFixture, after: &str, beyond_ms: i64) {
     }
 }
 
-async fn every_key_has_a_ttl_after_every_operation(f: &ServerFixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let writer = manager.write(&name).await.expect("granted");
+async fn every_key_has_a_ttl_after_every_operation(f: &ServerFixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let writer = manager.write(&name).await?;
     assert!(!f.ttls().is_empty());
     assert_all_have_ttls(f, "a write");
-    assert!(other.try_read(&name).await.expect("answered").is_none());
+    assert!(other.try_read(&name).await?.is_none());
     assert_all_have_ttls(f, "a denied read");
-    writer.release().await.expect("released");
+    writer.release().await?;
     assert_all_have_ttls(f, "the release of a write");
-    let first = manager.read(&name).await.expect("granted");
+    let first = manager.read(&name).await?;
     assert_all_have_ttls(f, "a read");
-    let second = other.read(&name).await.expect("granted");
+    let second = other.read(&name).await?;
     assert_all_have_ttls(f, "a second read");
-    assert!(other.try_write(&name).await.expect("answered").is_none());
+    assert!(other.try_write(&name).await?.is_none());
     assert_all_have_ttls(f, "a denied write");
-    first.release().await.expect("released");
+    first.release().await?;
     assert_all_have_ttls(f, "the release of a read");
-    second.release().await.expect("released");
+    second.release().await?;
     assert_all_have_ttls(f, "the release of the last read");
-    let forced = manager.write(&name).await.expect("granted");
-    other.force_release(&name).await.expect("forced");
+    let forced = manager.write(&name).await?;
+    other.force_release(&name).await?;
     assert_all_have_ttls(f, "a force");
-    other.inspect(&name).await.expect("inspected");
+    other.inspect(&name).await?;
     assert_all_have_ttls(f, "a look");
     forced.release().await.expect_err("it was ended");
     assert_all_have_ttls(f, "a late release");
-    let renewed = manager.write(&name).lease(RENEWED).await.expect("granted");
+    let renewed = manager.write(&name).lease(RENEWED).await?;
     tokio::time::sleep(RENEWED).await;
     assert_eq!(renewed.state(), HoldState::Held);
     assert_all_have_ttls(f, "a renewal");
+    Ok(())
 }
 
 /// Takes the ttl of all keys of a lock away.
@@ -75,25 +76,26 @@ fn persist(f: &ServerFixture, name: &str) {
     }
 }
 
-async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let writer = manager.write(&name).await.expect("granted");
+async fn lost_ttl_is_back_after_the_next_operation(f: &ServerFixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let writer = manager.write(&name).await?;
     persist(f, &name);
-    assert!(other.try_write(&name).await.expect("answered").is_none());
+    assert!(other.try_write(&name).await?.is_none());
     // A denied request does not know the lease, so it sets a ttl that is long enough for any.
     ttls_are_within(f, "a denied write", 2 * RETENTION_MS);
     persist(f, &name);
     // The last release of a hash does not change its ttl.
-    writer.release().await.expect("released");
-    let reader = manager.read(&name).lease(RENEWED).await.expect("granted");
+    writer.release().await?;
+    let reader = manager.read(&name).lease(RENEWED).await?;
     assert_all_have_ttls(f, "a read");
     persist(f, &name);
     let found = async || f.ttls().iter().all(|(_, ttl_ms)| *ttl_ms > 0);
     until("a renewal mends the ttl", found).await;
     persist(f, &name);
-    reader.release().await.expect("released");
-    let _writer = manager.write(&name).await.expect("granted");
+    reader.release().await?;
+    let _writer = manager.write(&name).await?;
     assert_all_have_ttls(f, "a write after a release");
+    Ok(())
 }
 
 async fn foreign_value_is_a_clear_error_and_stays_untouched(f: &ServerFixture) {
@@ -134,25 +136,26 @@ fn delete(f: &ServerFixture, name: &str) {
     }
 }
 
-async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) {
-    let (manager, name) = (f.manager().await, f.name());
+async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
     let mut last = None;
     for round in 0..6 {
         let token = if round % 2 == 0 {
-            let guard = manager.write(&name).await.expect("granted");
+            let guard = manager.write(&name).await?;
             let token = guard.fencing_token();
-            guard.release().await.expect("released");
+            guard.release().await?;
             token
         } else {
-            let guard = manager.read(&name).await.expect("granted");
+            let guard = manager.read(&name).await?;
             let token = guard.fencing_token();
-            guard.release().await.expect("released");
+            guard.release().await?;
             token
         };
         assert!(last < Some(token), "{last:?} {token}");
         last = Some(token);
         delete(f, &name);
     }
+    Ok(())
 }
 
 async fn deleted_hold_is_lost_and_not_created_again(f: &ServerFixture) {
@@ -171,15 +174,15 @@ async fn deleted_hold_is_lost_and_not_created_again(f: &ServerFixture) {
     reader.release().await.expect_err("it was lost");
 }
 
-async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let flush = || f.servers.everywhere(&["SCRIPT", "FLUSH"]);
     flush();
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     flush();
-    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none());
+    assert!(f.manager().await.try_read(&name).await?.is_none());
     flush();
-    assert_eq!(manager.inspect(&name).await.expect("inspected").holders.len(), 1);
+    assert_eq!(manager.inspect(&name).await?.holders.len(), 1);
     let granted = f.view(&name).await.holders[0].remaining;
     until("a renewal", async || {
         flush();
@@ -188,38 +191,40 @@ async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) {
     .await;
     assert_eq!(guard.state(), HoldState::Held);
     flush();
-    guard.release().await.expect("released");
+    guard.release().await?;
     flush();
-    manager.force_release(&name).await.expect("forced");
+    manager.force_release(&name).await?;
+    Ok(())
 }
 
 fn reset_counts(f: &ServerFixture) {
     f.servers.everywhere(&["CONFIG", "RESETSTAT"]);
 }
 
-async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) {
+async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) -> Outcome {
     const ROUNDS: i64 = 50;
     // A busy machine answers late; what is asked again then would be counted too.
     let settings = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
-    let (manager, name) = (f.manager_with(settings).await, f.name());
+    let ([manager], name) = f.scene_with(settings).await;
     // The first request of each kind loads its script.
-    manager.write(&name).await.expect("granted").release().await.expect("released");
+    manager.write(&name).await?.release().await?;
     reset_counts(f);
     for round in 0..ROUNDS {
         if round % 2 == 0 {
-            manager.write(&name).await.expect("granted").release().await.expect("released");
+            manager.write(&name).await?.release().await?;
         } else {
-            manager.read(&name).await.expect("granted").release().await.expect("released");
+            manager.read(&name).await?.release().await?;
         }
     }
     assert_eq!((f.calls_of("evalsha"), f.calls_of("eval"), f.calls_of("ping")), (2 * ROUNDS, 0, 0));
     reset_counts(f);
-    let outer = manager.write(&name).reentrant().await.expect("granted");
+    let outer = manager.write(&name).reentrant().await?;
     for _ in 0..ROUNDS {
-        manager.read(&name).reentrant().await.expect("nested").release().await.expect("only counts");
+        manager.read(&name).reentrant().await?.release().await?;
     }
-    outer.release().await.expect("released");
+    outer.release().await?;
     assert_eq!(f.calls_of("evalsha"), 2, "nested acquisitions send nothing");
+    Ok(())
 }
 
 async fn many_holds_are_renewed_in_few_commands(f: &ServerFixture) {
@@ -284,9 +289,9 @@ async fn other_topologies_are_refused() {
 }
 
 #[tokio::test]
-async fn wrong_passwords_are_refused_and_not_shown() {
+async fn wrong_passwords_are_refused_and_not_shown() -> Outcome {
     let (right, wrong) = ("c0rrect-horse", "wr0ng-horse");
-    let node = Node::builder(Server::Redis70).arg("--requirepass", right).start().expect("the server starts");
+    let node = Node::builder(Server::Redis70).arg("--requirepass", right).start()?;
     let address = node.addr();
     let with = |password: &str| format!("redis://:{password}@{address}");
     for url in [with(wrong), format!("redis://{address}")] {
@@ -295,25 +300,25 @@ async fn wrong_passwords_are_refused_and_not_shown() {
         assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{shown}");
         assert!(!shown.contains(wrong), "{shown}");
         let error = TwoKeyManager::connect(url.as_str()).await.expect_err("refused");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     }
-    let manager = RedisManager::connect(with(right)).await.expect("connected");
+    let manager = RedisManager::connect(with(right)).await?;
     let shown = format!("{manager:?}");
     assert!(!shown.contains(right), "{shown}");
-    manager.write("cfg").await.expect("granted").release().await.expect("released");
+    manager.write("cfg").await?.release().await?;
+    Ok(())
 }
 
 hash_on_every_server![hand_over_to_another_process_costs_one_script];
 
 /// The waiter starts by a notification. It sends no request, and claims the hold with a later renewal.
-async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
+async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) -> Outcome {
     let f = ServerFixture::alone(f.kind, f.servers.primaries()[0].server()).await;
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+    let ([here, there], name) = f.scene().await;
     for round in 0..5 {
-        let guard = here.write(&name).await.expect("granted");
+        let guard = here.write(&name).await?;
         let waits_since = Instant::now();
-        let waiting = tokio::spawn(there.write(&name).into_future());
-        until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
+        let waiting = f.queued(&name, there.write(&name)).await;
         // At the first wait it subscribes, and repeats its request when the subscription is confirmed.
         let is_settled = async || {
             let before = f.calls_of("evalsha");
@@ -322,12 +327,13 @@ async fn hand_over_to_another_process_costs_one_script(f: &ServerFixture) {
         };
         until("it has nothing more to ask", is_settled).await;
         reset_counts(&f);
-        guard.release().await.expect("ours to the end");
-        let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        guard.release().await?;
+        let guard = granted(waiting).await;
         let scripts = f.calls_of("evalsha");
         // A machine that stalls adds more: a heartbeat is due, or a renewal, which loads its script first.
         let stalls = i64::try_from(waits_since.elapsed().as_millis() / 800).expect("a short time");
         assert!((1..=1 + 3 * stalls).contains(&scripts), "round {round}: {scripts}");
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
+    Ok(())
 }

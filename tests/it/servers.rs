@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use crate::portable::refuse_fast_form;
 
 /// Servers on which the crate works.
-pub(crate) const SUPPORTED: [Server; 4] = [Server::Redis70, Server::Redis82, Server::Valkey81, Server::Valkey91];
+pub const SUPPORTED: [Server; 4] = [Server::Redis70, Server::Redis82, Server::Valkey81, Server::Valkey91];
 
 /// Node timeout that is longer than any stall of a busy machine. No replica takes over where no case asks for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -59,7 +59,7 @@ fn start_proxied_cluster(server: Server) -> Cluster {
 }
 
 /// Returns a node behind a proxy that lets it refuse the fast form of the scripts.
-pub(crate) fn portable_node() -> &'static Node {
+pub fn portable_node() -> &'static Node {
     static NODE: LazyLock<Node> = LazyLock::new(|| {
         let node = start_proxied_node(Server::Redis70);
         refuse_fast_form(node.proxy());
@@ -70,14 +70,14 @@ pub(crate) fn portable_node() -> &'static Node {
 
 /// Commands that a server does not know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Missing {
+pub enum Missing {
     Hello,
     /// Those of sharded channels, and `WAIT`.
     Channels,
 }
 
 impl Missing {
-    pub(crate) fn commands(self) -> &'static [&'static str] {
+    pub fn commands(self) -> &'static [&'static str] {
         match self {
             Self::Hello => &["HELLO"],
             Self::Channels => &["SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE", "WAIT"],
@@ -85,21 +85,21 @@ impl Missing {
     }
 
     /// Starts a server without these commands, which needs a password.
-    pub(crate) fn start(commands: &[&str]) -> Node {
+    pub fn start(commands: &[&str]) -> Node {
         let builder = Node::builder(Server::Redis70).password("s3cret");
         let node = commands.iter().fold(builder, |builder, command| builder.without_command(command));
         node.start().expect("the server starts")
     }
 
     /// The server that all cases use.
-    pub(crate) fn node(self) -> &'static Node {
+    pub fn node(self) -> &'static Node {
         static NODES: [OnceLock<Node>; 2] = [OnceLock::new(), OnceLock::new()];
         NODES[self as usize].get_or_init(|| Self::start(self.commands()))
     }
 }
 
 /// A proxy in front of a cluster, which all cases use.
-pub(crate) fn proxy_of_cluster() -> &'static RoutingProxy {
+pub fn proxy_of_cluster() -> &'static RoutingProxy {
     static SERVERS: OnceLock<(Cluster, RoutingProxy)> = OnceLock::new();
     let start = || {
         let cluster = Cluster::builder(Server::Valkey91).replicas(0).start().expect("the cluster starts");
@@ -110,23 +110,23 @@ pub(crate) fn proxy_of_cluster() -> &'static RoutingProxy {
 }
 
 /// A primary, and a replica that follows it.
-pub(crate) struct Pair {
-    pub(crate) primary: Node,
-    pub(crate) replica: Node,
+pub struct Pair {
+    pub primary: Node,
+    pub replica: Node,
 }
 
 impl Pair {
-    pub(crate) fn shared(server: Server) -> &'static Self {
+    pub fn shared(server: Server) -> &'static Self {
         static PAIRS: PerServer<Pair> = PerServer::new(Pair::start);
         PAIRS.of(server)
     }
 
-    pub(crate) fn start(server: Server) -> Self {
+    pub fn start(server: Server) -> Self {
         Self::of(Node::builder(server))
     }
 
     /// A pair with a proxy in front of each. The replica follows the primary past its proxy.
-    pub(crate) fn proxied(server: Server) -> Self {
+    pub fn proxied(server: Server) -> Self {
         Self::of(Node::builder(server).proxied())
     }
 
@@ -141,19 +141,19 @@ impl Pair {
     }
 
     /// Number of clients that wait for the replica at this moment.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         waiting_at(&self.primary)
     }
 }
 
 /// Waits until the replica of a primary acknowledges new writes. A replica that was just attached acknowledges its first
 /// copy, and gets the rest up to a second later.
-pub(crate) fn wait_until_followed(primary: &Node) {
+pub fn wait_until_followed(primary: &Node) {
     wait_until_followed_by(primary, 1, "follows");
 }
 
 /// Waits until this number of replicas acknowledge new writes. `key` is a key of the primary.
-pub(crate) fn wait_until_followed_by(primary: &Node, replicas: i64, key: &str) {
+pub fn wait_until_followed_by(primary: &Node, replicas: i64, key: &str) {
     let mut client = primary.client().expect("connected");
     for _ in 0..3 {
         // Valkey waits only for what this connection has written.
@@ -165,7 +165,7 @@ pub(crate) fn wait_until_followed_by(primary: &Node, replicas: i64, key: &str) {
 }
 
 /// Number of clients that wait for the replicas of a primary at this moment.
-pub(crate) fn waiting_at(primary: &Node) -> usize {
+pub fn waiting_at(primary: &Node) -> usize {
     let info = ask(primary, &["INFO", "clients"]).text().expect("a text").into_owned();
     let blocked = info.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
     blocked.and_then(|count| count.parse().ok()).expect("a number")
@@ -173,13 +173,13 @@ pub(crate) fn waiting_at(primary: &Node) -> usize {
 
 /// Number of five independent masters that are alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Voters {
+pub enum Voters {
     FiveOfFive,
     ThreeOfFive,
 }
 
 impl Voters {
-    pub(crate) fn urls(self, server: Server) -> Vec<String> {
+    pub fn urls(self, server: Server) -> Vec<String> {
         static FIVE: PerServer<Masters> = PerServer::new(start_masters);
         static THREE: PerServer<Masters> = PerServer::new(|server| {
             let masters = start_masters(server);
@@ -198,7 +198,7 @@ fn start_masters(server: Server) -> Masters {
 }
 
 /// Servers that a fixture's managers connect to.
-pub(crate) enum Servers {
+pub enum Servers {
     Node(&'static Node),
     OwnNode(Box<Node>),
     Cluster(&'static Cluster),
@@ -206,28 +206,28 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
-    pub(crate) fn shared_node(server: Server) -> Self {
+    pub fn shared_node(server: Server) -> Self {
         Self::Node(NODES.of(server))
     }
 
-    pub(crate) fn own_node(server: Server) -> Self {
+    pub fn own_node(server: Server) -> Self {
         Self::OwnNode(Box::new(start_node(server)))
     }
 
-    pub(crate) fn proxied_node(server: Server) -> Self {
+    pub fn proxied_node(server: Server) -> Self {
         Self::Node(PROXIED_NODES.of(server))
     }
 
-    pub(crate) fn proxied_cluster(server: Server) -> Self {
+    pub fn proxied_cluster(server: Server) -> Self {
         Self::Cluster(PROXIED_CLUSTERS.of(server))
     }
 
-    pub(crate) fn shared_cluster(server: Server) -> Self {
+    pub fn shared_cluster(server: Server) -> Self {
         Self::Cluster(CLUSTERS.of(server))
     }
 
     /// A cluster that no other case uses until this is dropped.
-    pub(crate) async fn own_cluster(server: Server) -> Self {
+    pub async fn own_cluster(server: Server) -> Self {
         let cluster = LONE_CLUSTERS.of(server).lock().await;
         // The case before may have left the cluster in trouble.
         cluster.wait_ok().expect("the cluster is well again");
@@ -235,7 +235,7 @@ impl Servers {
     }
 
     /// The cluster, if there is one.
-    pub(crate) fn cluster(&self) -> Option<&Cluster> {
+    pub fn cluster(&self) -> Option<&Cluster> {
         match self {
             Self::Node(_) | Self::OwnNode(_) => None,
             Self::Cluster(cluster) => Some(cluster),
@@ -252,7 +252,7 @@ impl Servers {
     }
 
     /// All nodes that own keys.
-    pub(crate) fn primaries(&self) -> Vec<&Node> {
+    pub fn primaries(&self) -> Vec<&Node> {
         match self.cluster() {
             Some(cluster) => cluster.primaries(),
             None => self.node().into_iter().collect(),
@@ -267,7 +267,7 @@ impl Servers {
     }
 
     /// The node that owns a key.
-    pub(crate) fn owner_of(&self, key: &str) -> &Node {
+    pub fn owner_of(&self, key: &str) -> &Node {
         match self.cluster() {
             Some(cluster) => cluster.primary_of_slot(cluster.keyslot(key)),
             None => self.node().expect("a node where there is no cluster"),
@@ -275,16 +275,16 @@ impl Servers {
     }
 
     /// Sends one command to every node that owns keys.
-    pub(crate) fn everywhere(&self, command: &[&str]) -> Vec<Reply> {
+    pub fn everywhere(&self, command: &[&str]) -> Vec<Reply> {
         self.primaries().into_iter().map(|node| ask(node, command)).collect()
     }
 
     /// Stops all servers, so that none answers any more.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.all().into_iter().for_each(Node::pause);
     }
 
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.all().into_iter().for_each(Node::resume);
     }
 }
@@ -299,7 +299,7 @@ impl Drop for Servers {
 }
 
 /// Name and version of the software, as the server itself tells them in `INFO`.
-pub(crate) fn software(node: &Node) -> (String, String) {
+pub fn software(node: &Node) -> (String, String) {
     let info = ask(node, &["INFO", "server"]).text().expect("a text").into_owned();
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
     // Servers that are not Redis name themselves, and have a line for the version of Redis as well.
@@ -309,7 +309,7 @@ pub(crate) fn software(node: &Node) -> (String, String) {
 }
 
 /// Sends one command to one node, which must not refuse it.
-pub(crate) fn ask(node: &Node, command: &[&str]) -> Reply {
+pub fn ask(node: &Node, command: &[&str]) -> Reply {
     let reply = node.command(command).and_then(Reply::into_result);
     reply.unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }

@@ -18,7 +18,7 @@ async fn silence_within_the_wait_timeout_is_no_denial() {
     let (_listener, url) = silent_server();
     let manager = RedisManager::builder(Topology::node(url)).build().expect("valid options");
     let error = manager.write("cfg").wait_timeout(Duration::from_millis(50)).await.expect_err("nobody answers");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
 }
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn no_time_to_wait_still_asks_once() {
     let manager = MemoryManager::new();
     let guard = manager.write("cfg").wait_timeout(Duration::ZERO).await.expect("free");
     let error = manager.peer().write("cfg").wait_timeout(Duration::ZERO).await.expect_err("held");
-    assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+    assert_matches!(error, Error::WaitTimeout { .. });
     guard.release().await.expect("released");
 }
 

@@ -140,7 +140,7 @@ async fn is_denied(manager: &Manager, name: &str, mode: Mode) {
 
 async fn is_gone(guard: AnyGuard) {
     let error = guard.release().await.expect_err("it was overrun");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
 }
 
 fn field_ms(f: &ServerFixture, name: &str, field: &str) -> u64 {
@@ -193,7 +193,7 @@ async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
 
 async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixture) {
     let case = async |theirs: Mode, ours: Mode| {
-        let (manager, name) = (f.manager().await, f.name());
+        let ([manager], name) = f.scene().await;
         let mut timestamp_client = TimestampClient::on(f, &name);
         let stamp = timestamp_client.lock(theirs);
         let limit = if theirs == Mode::Read { timestamp_client.limits.read } else { timestamp_client.limits.write };
@@ -257,7 +257,7 @@ async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_l
 
 async fn renewals_keep_them_out(f: &ServerFixture) {
     let case = async |ours: Mode, theirs: Mode| {
-        let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+        let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
         let mut timestamp_client = TimestampClient::on(f, &name);
         let guard = take(&manager, &name, ours).await;
         let field = if ours == Mode::Read { "read" } else { "write" };
@@ -417,7 +417,7 @@ async fn inspect_shows_them(f: &ServerFixture) {
 
 async fn their_ttl_does_not_cut_a_hold_that_is_renewed_before(f: &ServerFixture) {
     const LEASE: Duration = Duration::from_secs(3);
-    let (manager, name) = (f.manager_with(Settings::lease(LEASE)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(LEASE)).await;
     let guard = take(&manager, &name, Mode::Read).await;
     // The client's ttl is longer than from one renewal to the next, and shorter than the hold lasts.
     let mut timestamp_client = TimestampClient { ttl: LEASE, ..TimestampClient::on(f, &name) };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Cluster, Node, Reply};
 use redis_rwlock::{Build, Builder, Error, RwLockManager};
 
-use crate::wait::soon;
+use crate::wait::{granted, soon};
 
 mod announced;
 mod credentials;
@@ -52,13 +52,13 @@ async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
         asked.elapsed()
     );
     for error in [now, later] {
-        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_matches!(error, Error::Unreachable { .. });
     }
 }
 
 /// Takes a lock for writing and gives it back.
 async fn works(manager: &dyn RwLockManager, name: &str) {
-    let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted");
+    let guard = granted(manager.write(name)).await;
     guard.release().await.expect("ours to the end");
 }
 

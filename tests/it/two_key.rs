@@ -2,15 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use cluster_testenv::Server;
 use futures_util::future::join_all;
 
-use crate::fixture::{Kind, Manager, ServerFixture, Settings};
-use crate::servers::SUPPORTED;
+use crate::fixture::{Manager, ServerFixture, Settings};
 
-/// Result of independent writers on one lock: the time, the scripts, and the grants of each writer.
+/// Result of independent writers on one lock: the scripts, and the grants of each writer.
 struct ManyWriters {
-    span: Duration,
     scripts: i64,
     served: Vec<u64>,
 }
@@ -21,22 +18,13 @@ impl ManyWriters {
         let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
         // After this every writer has its connection, its script and its channel, and waits in the queue.
         write_until(writers, &name, Instant::now() + span / 4).await;
-        let (before, began) = (scripts(), Instant::now());
-        let served = write_until(writers, &name, began + span).await;
-        let span = began.elapsed();
-        Self { span, scripts: scripts() - before, served }
-    }
-
-    fn hand_overs(&self) -> u64 {
-        self.served.iter().sum()
+        let before = scripts();
+        let served = write_until(writers, &name, Instant::now() + span).await;
+        Self { scripts: scripts() - before, served }
     }
 
     fn scripts_per_hand_over(&self) -> f64 {
-        self.scripts as f64 / self.hand_overs() as f64
-    }
-
-    fn hand_overs_a_second(&self) -> f64 {
-        self.hand_overs() as f64 / self.span.as_secs_f64()
+        self.scripts as f64 / self.served.iter().sum::<u64>() as f64
     }
 
     /// Least, median and greatest number of grants of a writer.
@@ -44,16 +32,6 @@ impl ManyWriters {
         let mut served = self.served.clone();
         served.sort_unstable();
         [served[0], served[served.len() / 2], served[served.len() - 1]]
-    }
-
-    fn tell(&self, server: Server) {
-        println!(
-            "{} writers on {server}: {:.0} hand-overs/s, {:.1} scripts each, served {:?}",
-            self.served.len(),
-            self.hand_overs_a_second(),
-            self.scripts_per_hand_over(),
-            self.least_median_most(),
-        );
     }
 }
 
@@ -86,7 +64,6 @@ async fn managers(f: &ServerFixture, count: usize) -> Vec<Manager> {
 
 async fn release_wakes_who_is_next(f: &ServerFixture) {
     let writers = ManyWriters::run(f, &managers(f, 60).await, Duration::from_secs(3)).await;
-    writers.tell(f.servers.primaries()[0].server());
     assert!(writers.scripts_per_hand_over() <= 8.0, "{:.1} scripts per hand-over", writers.scripts_per_hand_over());
     let [least, median, most] = writers.least_median_most();
     assert!(least * 4 >= median, "served {least}, {median}, {most} times");
@@ -97,16 +74,4 @@ mod release_wakes_who_is_next {
     crate::fixture::on_one!(later release_wakes_who_is_next, on_redis_8_2, TwoKey, Redis82, alone.await);
     crate::fixture::on_one!(later release_wakes_who_is_next, on_valkey_8_1, TwoKey, Valkey81, alone.await);
     crate::fixture::on_one!(release_wakes_who_is_next, on_valkey_9_1, TwoKey, Valkey91, alone.await);
-}
-
-/// `cargo test --test it -- --ignored crowds_of_writers --nocapture` runs it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a measurement, to be compared with other builds"]
-async fn many_writers_are_measured() {
-    for server in SUPPORTED {
-        for count in [60, 100] {
-            let f = ServerFixture::alone(Kind::TwoKey, server).await;
-            ManyWriters::run(&f, &managers(&f, count).await, Duration::from_secs(4)).await.tell(server);
-        }
-    }
 }

@@ -3,11 +3,7 @@
 
 use std::time::Duration;
 
-use redis_rwlock::{Acquiring, Error, Guard};
-use tokio::task::JoinHandle;
-
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings};
-use crate::wait::{soon, until};
 
 mod adopted;
 mod costs;
@@ -21,33 +17,18 @@ mod notifications;
 mod process;
 
 /// Longest pause between two requests of a waiter.
-pub(crate) const HEARTBEAT: Duration = Duration::from_secs(1);
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Time that a busy machine may add to any wait.
-pub(crate) const MACHINE: Duration = Duration::from_secs(1);
+pub const MACHINE: Duration = Duration::from_secs(1);
 
 /// Settings with a lease so long that no hold or waiter goes away by itself while a case looks.
 fn patient(label: &str) -> Settings {
     Settings { lease: Duration::from_secs(300), ..Settings::label(label) }
 }
 
-async fn managers<const N: usize>(f: &Fixture) -> [Manager; N] {
-    let mut all = Vec::new();
-    for n in 0..N {
-        all.push(f.manager_with(patient(&format!("process-{n}"))).await);
-    }
-    all.try_into().unwrap_or_else(|_| panic!("as many as asked for"))
-}
-
-/// Starts a waiter in a task, and returns when it is in the queue.
-async fn queued<G: Guard>(f: &Fixture, name: &str, acquiring: Acquiring<G>) -> JoinHandle<Result<G, Error>> {
-    let before = f.view(name).await.waiters.len();
-    let waiting = tokio::spawn(acquiring);
-    until("it waits", async || f.view(name).await.waiters.len() > before).await;
-    waiting
-}
-
-async fn got<G>(what: &str, waiting: JoinHandle<Result<G, Error>>) -> G {
-    soon(what, waiting).await.expect("no panic").expect("granted")
+/// Managers of several processes, with a label each, and the name of a lock.
+pub async fn scene<const N: usize>(f: &Fixture) -> ([Manager; N], String) {
+    f.scene_of(|n| patient(&format!("process-{n}"))).await
 }
 
 /// Number of scripts that the servers were asked to run. Looks by [`recorded`] are no scripts.

@@ -13,7 +13,7 @@ use crate::wait::{BOUND, until};
 
 /// A script that managers send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Script {
+pub enum Script {
     Acquire,
     Leave,
     Renew,
@@ -37,20 +37,20 @@ impl Script {
 
 impl ServerFixture {
     /// The proxy that the requests for a lock go through.
-    pub(crate) fn proxy(&self, name: &str) -> &Proxy {
+    pub fn proxy(&self, name: &str) -> &Proxy {
         self.servers.owner_of(&self.keys_of(name)[0]).proxy()
     }
 
     /// Matches the requests of one script for a lock. Loads the script first, so that all requests name it by its
     /// digest.
-    pub(crate) fn requests(&self, script: Script, name: &str) -> Matcher {
+    pub fn requests(&self, script: Script, name: &str) -> Matcher {
         let loaded = self.servers.everywhere(&["SCRIPT", "LOAD", script.text(self.kind)]);
         let digest = loaded[0].text().expect("a digest").into_owned();
         Matcher::containing(digest).and(&self.keys_of(name)[0])
     }
 
     /// All stored state of a lock, with the ends of its ttls.
-    pub(crate) fn stored(&self, name: &str) -> Vec<(Reply, Reply)> {
+    pub fn stored(&self, name: &str) -> Vec<(Reply, Reply)> {
         let keys = self.keys_of(name);
         keys.iter().map(|key| (self.value_of(key), self.on_key("PEXPIRETIME", key, &[]))).collect()
     }
@@ -68,7 +68,7 @@ impl ServerFixture {
     }
 
     /// The clock of the server that has a lock.
-    pub(crate) fn server_ms(&self, name: &str) -> u64 {
+    pub fn server_ms(&self, name: &str) -> u64 {
         let time = ask(self.servers.owner_of(&self.keys_of(name)[0]), &["TIME"]);
         let part = |n: usize| time.array().and_then(|parts| parts[n].text()?.parse::<u64>().ok()).expect("a number");
         part(0) * 1000 + part(1) / 1000
@@ -77,11 +77,11 @@ impl ServerFixture {
 
 /// A copy of one request, which can arrive whenever the case wants it to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Copied(Arc<Mutex<Option<Vec<Vec<u8>>>>>);
+pub struct Copied(Arc<Mutex<Option<Vec<Vec<u8>>>>>);
 
 impl Copied {
     /// Matches the same requests, and copies the first one that comes.
-    pub(crate) fn first_of(&self, requests: Matcher) -> Matcher {
+    pub fn first_of(&self, requests: Matcher) -> Matcher {
         let copy = Arc::clone(&self.0);
         requests.and(Matcher::new(move |request| {
             copy.lock().get_or_insert_with(|| request.args().to_vec());
@@ -94,7 +94,7 @@ impl Copied {
     }
 
     /// Sends the copy once more, and returns the code of the reply.
-    pub(crate) fn arrives(&self, f: &ServerFixture, name: &str) -> String {
+    pub fn arrives(&self, f: &ServerFixture, name: &str) -> String {
         let node = f.servers.owner_of(&f.keys_of(name)[0]);
         let reply = node.command(&self.args()).and_then(Reply::into_result).expect("the server answers");
         // The first word of one text, or the first of several.
@@ -103,7 +103,7 @@ impl Copied {
     }
 
     /// Returns when the limit of a copied acquisition is over.
-    pub(crate) async fn is_past_its_limit(&self, f: &ServerFixture, name: &str) {
+    pub async fn is_past_its_limit(&self, f: &ServerFixture, name: &str) {
         let (args, keys) = (self.args(), f.keys_of(name).len());
         let limit = String::from_utf8_lossy(&args[3 + keys]).parse::<u64>().expect("the limit comes first");
         until("the limit is over", async || f.server_ms(name) > limit).await;
@@ -111,16 +111,16 @@ impl Copied {
 }
 
 /// Waits without keeping the thread.
-pub(crate) async fn is_held(request: &HeldRequest) {
+pub async fn is_held(request: &HeldRequest) {
     until("the request is held", async || request.wait_held(Duration::ZERO).is_ok()).await;
 }
 
 /// Waits until the server has applied the request, without keeping the thread.
-pub(crate) async fn is_applied(reply: &HeldReply) {
+pub async fn is_applied(reply: &HeldReply) {
     until("the request is applied", async || reply.wait_applied(Duration::ZERO).is_ok()).await;
 }
 
 /// Lets a request go on, and returns when the server has applied it.
-pub(crate) fn arrives(request: HeldRequest) {
+pub fn arrives(request: HeldRequest) {
     request.release_and_wait(BOUND).expect("the server applies it");
 }

@@ -14,7 +14,7 @@ use crate::callers::runtimes::{Elsewhere, Then};
 use crate::either::take;
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
 use crate::router::field::on_own_servers;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted, soon, until};
 use crate::waiting::{HEARTBEAT, MACHINE};
 
 macro_rules! proxied_on_every_hash {
@@ -45,21 +45,21 @@ const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
 /// Lease of holds that need no renewal while a case runs.
 const LONG: Duration = Duration::from_secs(30);
 /// Time in which a waiter is in by a heartbeat at the latest, with an allowance.
-pub(super) const SOON: Duration = HEARTBEAT.saturating_add(MACHINE).saturating_add(Duration::from_millis(500));
+pub const SOON: Duration = HEARTBEAT.saturating_add(MACHINE).saturating_add(Duration::from_millis(500));
 /// Lease of holds in cases that wait for a renewal.
-pub(super) const LEASE: Duration = Duration::from_secs(6);
+pub const LEASE: Duration = Duration::from_secs(6);
 /// Time until a renewal is over: 0.375 of the lease, a response timeout, and an allowance. It is shorter than the
 /// lease.
-pub(super) const RENEWAL: Duration = Duration::from_millis(2250 + 500).saturating_add(MACHINE);
+pub const RENEWAL: Duration = Duration::from_millis(2250 + 500).saturating_add(MACHINE);
 /// Time for which the last answer of a node counts.
 const FRESH: Duration = Duration::from_secs(1);
 
-pub(super) fn caching_for(lease: Duration) -> Settings {
+pub fn caching_for(lease: Duration) -> Settings {
     Settings { lease, ..caching() }
 }
 
 /// Asserts that a writer elsewhere is granted the lock within `bound`.
-pub(super) async fn writer_is_in_within(bound: Duration, other: &Manager, name: &str) {
+pub async fn writer_is_in_within(bound: Duration, other: &Manager, name: &str) {
     let began = Instant::now();
     take(other, name, Mode::Write).await.release_unharmed().await;
     assert!(began.elapsed() < bound, "after {:?}", began.elapsed());
@@ -170,7 +170,7 @@ async fn no_guard_enters_a_second_after_the_last_answer(server: Server) {
             let is_in = tokio::time::timeout(Duration::from_millis(50), take(&holder, &name, mode)).await.is_ok();
             assert!(!is_in || asked < FRESH, "a guard that was asked for {asked:?} after the last word");
         }
-        let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+        let guard = granted(waiting).await;
         assert!(silent_since.elapsed() < LEASE + HEARTBEAT + MACHINE, "after {:?}", silent_since.elapsed());
         guard.release().await.expect("ours to the end");
         f.node.proxy().heal();
@@ -222,7 +222,7 @@ async fn waiter_that_may_not_publish_keeps_no_other_from_recalling(server: Serve
         cache_hold(&holder, &name, mode).await;
         let waits = name.clone();
         let waiting = tokio::spawn(async move { take(&mute, &waits, Mode::Write).await.release_unharmed().await });
-        until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+        f.until_waiting(1, &name).await;
         writer_is_in_within(SOON, &other, &name).await;
         soon("the end of the one before", waiting).await.expect("no panic");
     }
@@ -237,7 +237,7 @@ async fn hold_of_a_runtime_that_ends_or_is_blocked_is_given_up(f: &ServerFixture
         ends.die().await;
         writer_is_in_within(SOON, &other, &name).await;
         for then in [Then::Stands, Then::IsBlocked] {
-            let (manager, name) = (f.manager_with(caching_for(LONG)).await, f.name());
+            let ([manager], name) = f.scene_with(caching_for(LONG)).await;
             let (holder, used) = (Arc::clone(&manager), name.clone());
             let (runtime, ()) = Elsewhere::after(then, async move { cache_hold(&holder, &used, mode).await }).await;
             writer_is_in_within(SOON, &other, &name).await;

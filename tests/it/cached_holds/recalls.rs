@@ -53,7 +53,7 @@ impl RecallSubscriber {
 }
 
 async fn waiters_of_many_processes_recall_twice_a_second(f: &ServerFixture) {
-    let (user, name) = (f.manager_with(caching()).await, f.name());
+    let ([user], name) = f.scene_with(caching()).await;
     cache_hold(&user, &name, Mode::Read).await;
     let guard = user.read(&name).await.expect("granted");
     let holders = join_all((0..PROCESSES).map(|_| f.manager_with(caching()))).await;

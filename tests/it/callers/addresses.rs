@@ -27,7 +27,7 @@ async fn is_unreachable(topology: Topology) {
     let most = (UNREACHABLE_AFTER + 2 * Duration::from_millis(500)) * 4 + Duration::from_secs(2);
     assert!(asked.elapsed() < most, "{:?}", asked.elapsed());
     for error in errors {
-        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_matches!(error, Error::Unreachable { .. });
         assert!(error.source().is_some(), "it says what went wrong: {error:?}");
     }
 }

@@ -25,7 +25,7 @@ async fn connecting_speaks_of_no_lock() {
 async fn durations_are_rounded() {
     let builder = RedisManager::builder(NOWHERE).unreachable_after(Duration::from_millis(50));
     let error = builder.build().expect("built").write("cfg").await.expect_err("nobody is there");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     let message = error.to_string();
     let (_, span) = message.split_once("within ").expect("it says how long");
     let (span, _) = span.split_once(':').expect("and what to do");
@@ -73,10 +73,7 @@ async fn errors_of_four_writers(limit: Option<Duration>) -> Vec<Error> {
 async fn each_waiter_is_told_the_node_and_the_cause() {
     for limit in [None, Some(Duration::from_millis(100))] {
         for error in errors_of_four_writers(limit).await {
-            assert!(
-                matches!(&error, Error::Unreachable { node: Some(node), .. } if &**node == "127.0.0.1:1"),
-                "{error:?}"
-            );
+            assert_matches!(error, Error::Unreachable { node: Some(node), .. } if &**node == "127.0.0.1:1");
             let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).expect("the system's");
             assert_eq!(cause.kind(), io::ErrorKind::ConnectionRefused);
         }
@@ -99,7 +96,7 @@ async fn node_is_named_and_the_cause_is_an_io_error() {
         let outcomes = [written.map(drop), read.map(drop), inspected.map(drop), listed.map(drop)];
         let errors = outcomes.into_iter().map(|outcome| outcome.expect_err("nobody is there")).chain([connected]);
         for error in errors {
-            assert!(matches!(&error, Error::Unreachable { node: Some(node), .. } if &**node == nobody), "{error:?}");
+            assert_matches!(error, Error::Unreachable { node: Some(node), .. } if &**node == nobody);
             assert_eq!(error.to_string().matches(nobody).count(), 1, "{error}");
             let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
             assert_eq!(cause.map(io::Error::kind), Some(io::ErrorKind::ConnectionRefused), "{error:?}");
@@ -116,7 +113,7 @@ async fn silent_node_is_named() {
     for _ in 0..2 {
         let error = manager.write("cfg").await.expect_err("it is silent");
         let address = node.addr().to_string();
-        assert!(matches!(&error, Error::Unreachable { node: Some(node), .. } if **node == *address), "{error:?}");
+        assert_matches!(error, Error::Unreachable { node: Some(node), .. } if **node == *address);
         assert!(chain(&error)[1..].iter().all(|cause| !cause.contains(&address)), "{error:?}");
     }
     node.resume();

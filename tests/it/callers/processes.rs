@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Build, Builder, RedisManager, RwLockManager, Topology, TwoKeyManager, blocking};
 
 use crate::fixture::{Kind, ServerFixture, on_every_server};
-use crate::wait::soon;
+use crate::wait::granted;
 
 on_every_server![
     next_writer_is_in_a_lease_after_a_kill,
@@ -106,7 +106,7 @@ async fn next_writer_is_in_a_lease_after(f: &ServerFixture, end: End, name: &str
     let token = kill(Holder::start(f, end, name));
     let ended = Instant::now();
     let manager = manager(f).await;
-    let guard = soon("the next writer's grant", manager.write(name).into_future()).await.expect("granted");
+    let guard = granted(manager.write(name)).await;
     assert!(ended.elapsed() < LEASE + A_TRY, "{:?}", ended.elapsed());
     assert!(u64::from(guard.fencing_token()) > token);
     guard.release().await.expect("ours to the end");

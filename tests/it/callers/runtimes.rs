@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RedisManager, Rw
 use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 on_every_fixture![
     loss_is_told_though_the_runtime_has_ended,
@@ -22,7 +22,7 @@ on_every_queue![
 ];
 
 /// A thread with a runtime. The runtime does one work, and then no thread drives it until the end.
-pub(crate) struct Elsewhere {
+pub struct Elsewhere {
     /// Signal for the end: the runtime ends when this is dropped.
     end: Option<std::sync::mpsc::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -30,7 +30,7 @@ pub(crate) struct Elsewhere {
 
 /// State of a runtime after its work is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Then {
+pub enum Then {
     /// No thread drives the runtime.
     Stands,
     /// A computation keeps the only thread of the runtime.
@@ -39,10 +39,7 @@ pub(crate) enum Then {
 
 impl Elsewhere {
     /// Does the work on the runtime, and returns its result.
-    pub(crate) async fn after<T: Send + 'static>(
-        then: Then,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> (Self, T) {
+    pub async fn after<T: Send + 'static>(then: Then, work: impl Future<Output = T> + Send + 'static) -> (Self, T) {
         let (end, ends) = std::sync::mpsc::channel::<()>();
         let (tell, told) = tokio::sync::oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -105,7 +102,7 @@ async fn runtimes_that_end_stand_or_are_blocked_take_no_hold_along(f: &Fixture) 
     let dropped = Instant::now();
     std::thread::spawn(move || drop(guards)).join().expect("no panic");
     for waiter in waiters {
-        let guard = soon("the grant", waiter).await.expect("no panic").expect("granted");
+        let guard = granted(waiter).await;
         guard.release().await.expect("released");
     }
     assert!(dropped.elapsed() < RENEWED / 2, "not released, but run out: {:?}", dropped.elapsed());
@@ -128,9 +125,9 @@ async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     drop((begun, stopped));
 }
 
-async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) {
+async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) -> Outcome {
     let name = f.name();
-    let holder = f.manager().await.write(&name).await.expect("granted");
+    let holder = f.manager().await.write(&name).await?;
     let mut ends = f.elsewhere(Settings::default()).await;
     let manager = Arc::clone(&ends.manager);
     let first = name.clone();
@@ -140,22 +137,24 @@ async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) {
         })
     })
     .await;
-    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+    f.until_waiting(1, &name).await;
     let next = tokio::spawn(manager.write(&name).into_future());
     ends.die().await;
-    holder.release().await.expect("released");
-    let guard = soon("the grant", next).await.expect("no panic").expect("granted");
-    guard.release().await.expect("released");
+    holder.release().await?;
+    let guard = granted(next).await;
+    guard.release().await?;
+    Ok(())
 }
 
-async fn guard_without_its_manager_is_renewed(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
+async fn guard_without_its_manager_is_renewed(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let guard = manager.write(&name).await?;
     drop(manager);
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(guard.state(), HoldState::Held, "it keeps what renews it");
-    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none());
-    guard.release().await.expect("ours to the end");
+    assert!(f.manager().await.try_read(&name).await?.is_none());
+    guard.release().await?;
+    Ok(())
 }
 
 async fn loss_is_told_though_the_runtime_has_ended(f: &Fixture) {
@@ -169,7 +168,7 @@ async fn loss_is_told_though_the_runtime_has_ended(f: &Fixture) {
     assert!(dead.elapsed() < RENEWED * 2, "{:?}", dead.elapsed());
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Expired));
     let error = guard.release().await.expect_err("it was lost");
-    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { .. });
     f.becomes_free(&name).await;
 }
 
@@ -179,7 +178,7 @@ fn outside<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn assert_wants_a_runtime(error: &Error) {
-    assert!(matches!(error, Error::InvalidOption { option: "runtime", .. }), "{error:?}");
+    assert_matches!(error, Error::InvalidOption { option: "runtime", .. });
     assert!(error.to_string().contains("tokio runtime"), "{error}");
 }
 

@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, RedisManager, Refusal, RwLockMa
 
 use crate::fixture::{Manager, RENEWED, ServerFixture, Settings, alone_on_every_server};
 use crate::servers::ask;
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, stays_pending, until};
 
 alone_on_every_server![full_memory_refuses_grants_and_nothing_else, paused_clients_are_waited_for];
 
@@ -47,12 +47,12 @@ impl Drop for FullMemory<'_> {
     }
 }
 
-async fn full_memory_refuses_grants_and_nothing_else(f: &ServerFixture) {
+async fn full_memory_refuses_grants_and_nothing_else(f: &ServerFixture) -> Outcome {
     let (manager, other) = (f.manager_with(Settings::lease(RENEWED)).await, f.manager().await);
     let (held, dropped, forced) = (f.name(), f.name(), f.name());
-    let guard = manager.write(&held).await.expect("granted");
-    let to_drop = manager.read(&dropped).await.expect("granted");
-    let to_force = manager.write(&forced).await.expect("granted");
+    let guard = manager.write(&held).await?;
+    let to_drop = manager.read(&dropped).await?;
+    let to_force = manager.write(&forced).await?;
     let mut waiting = other.write(&held).into_future();
     stays_pending("a grant beside a writer", &mut waiting).await;
     let full = FullMemory::of(f);
@@ -61,27 +61,29 @@ async fn full_memory_refuses_grants_and_nothing_else(f: &ServerFixture) {
     assert_eq!(refused_at_once(other.try_read(&f.name())).await, Refusal::OutOfMemory);
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(guard.state(), HoldState::Held, "it is renewed");
-    assert_eq!(other.inspect(&held).await.expect("inspected").holders.len(), 1, "and nothing of the waiter is there");
-    other.force_release(&forced).await.expect("forced");
+    assert_eq!(other.inspect(&held).await?.holders.len(), 1, "and nothing of the waiter is there");
+    other.force_release(&forced).await?;
     assert_eq!(soon("word of the force", to_force.lost()).await, LossReason::Forced);
     drop(to_drop);
     until("a release in the background", async || other.inspect(&dropped).await.expect("inspected").is_free()).await;
-    guard.release().await.expect("ours to the end");
-    assert!(other.inspect(&held).await.expect("inspected").is_free());
+    guard.release().await?;
+    assert!(other.inspect(&held).await?.is_free());
     drop(full);
     f.becomes_free(&held).await;
+    Ok(())
 }
 
-async fn paused_clients_are_waited_for(f: &ServerFixture) {
-    let (manager, held) = (f.manager().await, f.name());
-    let guard = manager.write(&held).await.expect("granted");
+async fn paused_clients_are_waited_for(f: &ServerFixture) -> Outcome {
+    let ([manager], held) = f.scene().await;
+    let guard = manager.write(&held).await?;
     for node in f.servers.primaries() {
-        node.pause_clients(Duration::from_millis(900)).expect("paused");
+        node.pause_clients(Duration::from_millis(900))?;
     }
     // The pause is longer than a response timeout, and shorter than the patience.
-    soon("a grant", manager.write(&f.name()).into_future()).await.expect("granted").release().await.expect("released");
+    granted(manager.write(&f.name())).await.release().await?;
     assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 fn impatient() -> Settings {
@@ -93,20 +95,21 @@ fn impatient() -> Settings {
 }
 
 /// The server answers BUSY to every client until the test ends the script.
-async fn busy_server_is_unreachable_until_it_is_not(f: &ServerFixture) {
-    let (manager, held) = (f.manager_with(impatient()).await, f.name());
-    let guard = manager.write(&held).await.expect("granted");
+async fn busy_server_is_unreachable_until_it_is_not(f: &ServerFixture) -> Outcome {
+    let ([manager], held) = f.scene_with(impatient()).await;
+    let guard = manager.write(&held).await?;
     let node = f.servers.primaries()[0];
     ask(node, &["CONFIG", "SET", "lua-time-limit", "50"]);
     let mut stuck = node.client().expect("it takes clients");
     stuck.send(&["EVAL", "while true do end", "0"]).expect("sent");
     until("a busy server", async || is_busy(node)).await;
     let error = soon("the end of patience", manager.write(&f.name()).into_future()).await.expect_err("it is busy");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     assert_eq!(guard.state(), HoldState::Held, "its lease is long");
     ask(node, &["SCRIPT", "KILL"]);
-    manager.write(&f.name()).await.expect("granted").release().await.expect("released");
-    guard.release().await.expect("ours to the end");
+    manager.write(&f.name()).await?.release().await?;
+    guard.release().await?;
+    Ok(())
 }
 
 fn is_busy(node: &Node) -> bool {
@@ -115,7 +118,7 @@ fn is_busy(node: &Node) -> bool {
 
 /// The server's last snapshot failed, so it refuses all writes.
 async fn server_that_cannot_save_refuses_writes(f: &ServerFixture) {
-    let (manager, held) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], held) = f.scene_with(Settings::lease(RENEWED)).await;
     let guard = manager.write(&held).await.expect("granted");
     let node = f.servers.primaries()[0];
     stop_saving(node).await;
@@ -141,16 +144,17 @@ async fn stop_saving(node: &Node) {
     .await;
 }
 
-async fn restarted_empty_server_has_no_holds(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let guard: WriteGuard = manager.write(&name).await.expect("granted");
-    f.servers.primaries()[0].restart().expect("it starts again");
-    let heir = soon("the next writer's grant", f.manager().await.write(&name).into_future()).await.expect("granted");
+async fn restarted_empty_server_has_no_holds(f: &ServerFixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let guard: WriteGuard = manager.write(&name).await?;
+    f.servers.primaries()[0].restart()?;
+    let heir = granted(f.manager().await.write(&name)).await;
     assert!(heir.fencing_token() > guard.fencing_token(), "the resource can tell them apart");
     let reason = soon("the loss", guard.lost()).await;
-    assert!(matches!(reason, LossReason::Gone | LossReason::Expired), "{reason:?}");
+    assert_matches!(reason, LossReason::Gone | LossReason::Expired);
     guard.release().await.expect_err("it was lost");
-    heir.release().await.expect("ours to the end");
+    heir.release().await?;
+    Ok(())
 }
 
 /// The manager uses a replica as a single node: grants are refused, and looks work.
@@ -182,7 +186,7 @@ async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Resul
     let mut own: Client = node.client().expect("it takes clients");
     let full = node.refuse_clients().expect("set");
     let error = soon("the end of patience", make(url(), impatient())).await.expect_err("nobody gets in");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     assert!(std::error::Error::source(&error).is_some(), "it says what went wrong: {error:?}");
     assert!(error.to_string().contains("`maxclients`"), "it says what to do: {error}");
     let mut before = guard.remaining();
@@ -196,9 +200,9 @@ async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Resul
     assert!(own.command(&["PING"]).is_ok());
     let waiting = tokio::spawn(patient.write("other").into_future());
     drop(full);
-    soon("a grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    granted(waiting).await.release().await.expect("released");
     drop(guard);
-    let next = soon("the next writer's grant", patient.write("held").into_future()).await.expect("granted");
+    let next = granted(patient.write("held")).await;
     next.release().await.expect("released");
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Denied, DenyingHolder, MemoryManager, Mode, RwLockManager};
 
 use crate::fixture::{Fixture, RECALL_TIMEOUT, ServerFixture, Settings, on_every_fixture};
-use crate::wait::{bounded, soon, start, until};
+use crate::wait::{Outcome, bounded, granted, start, until};
 
 on_every_fixture![
     refusal_names_the_writer,
@@ -25,13 +25,13 @@ fn holder(denied: Denied) -> DenyingHolder {
     denied.holder.unwrap_or_else(|| panic!("the refusal names no holder"))
 }
 
-async fn refusal_names_the_writer(f: &Fixture) {
+async fn refusal_names_the_writer(f: &Fixture) -> Outcome {
     let name = f.name();
     let (writer, other) = (f.manager_with(Settings::label("billing-1")).await, f.manager().await);
-    let guard = writer.write(&name).lease(LEASE).await.expect("granted");
+    let guard = writer.write(&name).lease(LEASE).await?;
     let denials = [
-        other.write(&name).try_or_denied().await.expect("answered").expect_err("a writer is inside"),
-        other.read(&name).try_or_denied().await.expect("answered").expect_err("a writer is inside"),
+        other.write(&name).try_or_denied().await?.expect_err("a writer is inside"),
+        other.read(&name).try_or_denied().await?.expect_err("a writer is inside"),
     ];
     for denied in denials {
         assert!(!denied.others_wait && denied.more_holders == 0 && denied.age < LEASE / 2, "{denied:?}");
@@ -44,17 +44,16 @@ async fn refusal_names_the_writer(f: &Fixture) {
         assert!(holder.remaining > LEASE / 2 && holder.remaining <= LEASE, "{holder:?}");
         assert!(!holder.cached || f.holds_stay(), "{holder:?}");
     }
-    guard.release().await.expect("released");
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn refusal_names_one_of_the_readers(f: &Fixture) {
+async fn refusal_names_one_of_the_readers(f: &Fixture) -> Outcome {
     let name = f.name();
     let (a, b) = (f.manager_with(Settings::label("a")).await, f.manager_with(Settings::label("b")).await);
-    let guards =
-        [a.read(&name).lease(LEASE).await.expect("granted"), b.read(&name).lease(LEASE).await.expect("granted")];
-    let denied =
-        f.manager().await.write(&name).try_or_denied().await.expect("answered").expect_err("readers are inside");
+    let guards = [a.read(&name).lease(LEASE).await?, b.read(&name).lease(LEASE).await?];
+    let denied = f.manager().await.write(&name).try_or_denied().await?.expect_err("readers are inside");
     // Masters of a quorum may name different readers.
     if denied.holder.is_some() || !f.is_quorum() {
         let named = holder(denied.clone());
@@ -64,20 +63,22 @@ async fn refusal_names_one_of_the_readers(f: &Fixture) {
         assert_eq!(denied.more_holders, usize::from(named.age.is_some() || f.is_redisson()), "{denied:?}");
     }
     for guard in guards {
-        guard.release().await.expect("released");
+        guard.release().await?;
     }
+    Ok(())
 }
 
-async fn refusal_within_the_process_names_its_own_hold(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::label("alone")).await, f.name());
-    let guard = manager.write(&name).lease(LEASE).await.expect("granted");
-    let denied = manager.read(&name).try_or_denied().await.expect("answered").expect_err("a guard is here");
+async fn refusal_within_the_process_names_its_own_hold(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::label("alone")).await;
+    let guard = manager.write(&name).lease(LEASE).await?;
+    let denied = manager.read(&name).try_or_denied().await?.expect_err("a guard is here");
     let holder = holder(denied);
     assert_eq!((&*holder.label, holder.mode, holder.is_ours), ("alone", Mode::Write, true));
     assert!(holder.remaining > LEASE / 2 && holder.age.is_some_and(|age| age < LEASE / 2), "{holder:?}");
     let error = manager.write(&name).wait_timeout(Duration::from_millis(20)).await.expect_err("a guard is here");
     assert!(error.denial().and_then(|denied| denied.holder.as_ref()).is_some_and(|holder| holder.is_ours), "{error:?}");
-    guard.release().await.expect("released");
+    guard.release().await?;
+    Ok(())
 }
 
 async fn limit_ends_with_the_holder(f: &Fixture) {
@@ -94,10 +95,10 @@ async fn limit_ends_with_the_holder(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f: &Fixture) {
+async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f: &Fixture) -> Outcome {
     let name = f.name();
     let (writer, other) = (f.manager_with(Settings::label("writer")).await, f.manager().await);
-    let guard = writer.write(&name).await.expect("granted");
+    let guard = writer.write(&name).await?;
     let mut first = other.read(&name).into_future();
     start(&mut first);
     let first = tokio::spawn(first);
@@ -110,20 +111,21 @@ async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f:
     })
     .await;
     assert_eq!(named.map(|holder| (holder.label, holder.is_ours)), Some(("writer".to_owned(), false)));
-    guard.release().await.expect("released");
-    let granted = soon("its grant", first).await.expect("no panic").expect("granted");
-    granted.release().await.expect("released");
+    guard.release().await?;
+    let granted = granted(first).await;
+    granted.release().await?;
+    Ok(())
 }
 
-async fn refusal_costs_no_further_script(f: &ServerFixture) {
+async fn refusal_costs_no_further_script(f: &ServerFixture) -> Outcome {
     let name = f.name();
     let (holder, other) = (f.manager_with(Settings::label("holder")).await, f.manager().await);
-    let guard = holder.write(&name).lease(LEASE).await.expect("granted");
+    let guard = holder.write(&name).lease(LEASE).await?;
     let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
     // The first requests load the scripts.
     drop(other.read(&name).wait_timeout(Duration::ZERO).await);
     let before = scripts();
-    let denied = other.write(&name).try_or_denied().await.expect("answered").expect_err("a writer is inside");
+    let denied = other.write(&name).try_or_denied().await?.expect_err("a writer is inside");
     assert_eq!((denied.holder.map(|holder| holder.label).as_deref(), scripts() - before), (Some("holder"), 1));
     // Each script of a waiter looks at the ttl, and a script that shows the lock does not.
     let looks = || scripts() - f.calls_of("pexpireat");
@@ -131,23 +133,25 @@ async fn refusal_costs_no_further_script(f: &ServerFixture) {
     let error = other.read(&name).wait_timeout(Duration::from_millis(50)).await.expect_err("a writer is inside");
     assert!(error.to_string().contains("\"holder\""), "{error}");
     assert_eq!(looks() - before, 0, "the requests of the wait, and no look");
-    guard.release().await.expect("released");
+    guard.release().await?;
+    Ok(())
 }
 
 /// The clock stands still but for the waits of this case, and a leader asks once a second.
 #[tokio::test(start_paused = true)]
-async fn refusal_of_another_waiter_is_told_with_its_age() {
+async fn refusal_of_another_waiter_is_told_with_its_age() -> Outcome {
     let store = MemoryManager::new();
     let (writer, other) = (store.peer(), store.peer());
-    let guard = writer.write("cfg").await.expect("granted");
+    let guard = writer.write("cfg").await?;
     let leader = tokio::spawn(other.read("cfg").into_future());
     tokio::time::sleep(Duration::from_millis(100)).await;
     let error = other.read("cfg").wait_timeout(Duration::from_millis(500)).await.expect_err("a writer is inside");
     let denied = error.denial().expect("of a wait").clone();
     assert!((590..=610).contains(&denied.age.as_millis()), "the leader was refused at the start: {denied:?}");
     assert!(holder(denied).age.is_some_and(|age| age < Duration::from_millis(10)), "as the refusal said");
-    guard.release().await.expect("released");
-    leader.await.expect("no panic").expect("granted").release().await.expect("released");
+    guard.release().await?;
+    leader.await??.release().await?;
+    Ok(())
 }
 
 #[tokio::test]

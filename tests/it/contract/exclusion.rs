@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use redis_rwlock::{Error, Mode};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{soon, start, stays_pending};
+use crate::wait::{Outcome, granted, soon, start, stays_pending};
 
 on_every_fixture![
     writer_excludes_everybody,
@@ -30,73 +30,79 @@ on_every_fixture![
     random_workload_never_overlaps,
 ];
 
-async fn writer_excludes_everybody(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
-    let guard = a.write(&name).await.expect("granted");
+async fn writer_excludes_everybody(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
+    let guard = a.write(&name).await?;
     for other in [&a, &b] {
-        assert!(other.try_write(&name).await.expect("answered").is_none());
-        assert!(other.try_read(&name).await.expect("answered").is_none());
+        assert!(other.try_write(&name).await?.is_none());
+        assert!(other.try_read(&name).await?.is_none());
     }
-    guard.release().await.expect("released");
-    let guard = b.try_write(&name).await.expect("answered").expect("free");
-    guard.release().await.expect("released");
+    guard.release().await?;
+    let guard = b.try_write(&name).await?.expect("free");
+    guard.release().await?;
+    Ok(())
 }
 
-async fn readers_share(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
-    let here = a.read(&name).await.expect("granted");
-    let beside = a.try_read(&name).await.expect("answered").expect("readers share");
-    let there = b.try_read(&name).await.expect("answered").expect("readers share");
+async fn readers_share(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
+    let here = a.read(&name).await?;
+    let beside = a.try_read(&name).await?.expect("readers share");
+    let there = b.try_read(&name).await?.expect("readers share");
     assert_eq!(f.view(&name).await.holders.len(), 2, "readers of one process share its hold");
     for guard in [here, beside, there] {
-        guard.release().await.expect("released");
+        guard.release().await?;
     }
+    Ok(())
 }
 
-async fn readers_exclude_writers(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
-    let first = a.read(&name).await.expect("granted");
-    let second = b.read(&name).await.expect("granted");
+async fn readers_exclude_writers(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
+    let first = a.read(&name).await?;
+    let second = b.read(&name).await?;
     for other in [&a, &b] {
-        assert!(other.try_write(&name).await.expect("answered").is_none());
+        assert!(other.try_write(&name).await?.is_none());
     }
-    first.release().await.expect("released");
+    first.release().await?;
     for other in [&a, &b] {
-        assert!(other.try_write(&name).await.expect("answered").is_none(), "one reader is left");
+        assert!(other.try_write(&name).await?.is_none(), "one reader is left");
     }
-    second.release().await.expect("released");
-    let guard = a.try_write(&name).await.expect("answered").expect("free");
-    guard.release().await.expect("released");
+    second.release().await?;
+    let guard = a.try_write(&name).await?.expect("free");
+    guard.release().await?;
+    Ok(())
 }
 
-async fn locks_of_different_names_are_independent(f: &Fixture) {
+async fn locks_of_different_names_are_independent(f: &Fixture) -> Outcome {
     let manager = f.manager().await;
-    let one = manager.write(&f.name()).await.expect("granted");
-    let other = manager.try_write(&f.name()).await.expect("answered").expect("another lock");
-    one.release().await.expect("released");
-    other.release().await.expect("released");
+    let one = manager.write(&f.name()).await?;
+    let other = manager.try_write(&f.name()).await?.expect("another lock");
+    one.release().await?;
+    other.release().await?;
+    Ok(())
 }
 
-async fn waiter_gets_in_after_a_release_here(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
+async fn waiter_gets_in_after_a_release_here(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let guard = manager.write(&name).await?;
     let mut waiter = manager.write(&name).into_future();
     stays_pending("a second writer's grant", &mut waiter).await;
-    guard.release().await.expect("released");
-    soon("the waiter's grant", waiter).await.expect("granted").release().await.expect("released");
+    guard.release().await?;
+    granted(waiter).await.release().await?;
+    Ok(())
 }
 
-async fn waiter_gets_in_after_a_release_elsewhere(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
-    let reader = a.read(&name).await.expect("granted");
+async fn waiter_gets_in_after_a_release_elsewhere(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
+    let reader = a.read(&name).await?;
     let mut waiter = b.write(&name).into_future();
     stays_pending("a writer's grant beside a reader", &mut waiter).await;
-    reader.release().await.expect("released");
-    soon("the waiter's grant", waiter).await.expect("granted").release().await.expect("released");
+    reader.release().await?;
+    granted(waiter).await.release().await?;
+    Ok(())
 }
 
 async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let writer = a.write(&name).await.expect("granted");
     let mut here = a.read(&name).into_future();
     let mut there = b.read(&name).into_future();
@@ -110,9 +116,9 @@ async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn local_waiters_are_served_in_order(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
+async fn local_waiters_are_served_in_order(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let guard = manager.write(&name).await?;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for place in 0..5 {
@@ -126,25 +132,27 @@ async fn local_waiters_are_served_in_order(f: &Fixture) {
             guard.release().await.expect("released");
         }));
     }
-    guard.release().await.expect("released");
+    guard.release().await?;
     for task in tasks {
-        soon("the waiter's turn", task).await.expect("no panic");
+        soon("the waiter's turn", task).await?;
     }
     assert_eq!(*served.lock(), [0, 1, 2, 3, 4]);
+    Ok(())
 }
 
-async fn try_does_not_overtake_local_waiters(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let reader = manager.read(&name).await.expect("granted");
+async fn try_does_not_overtake_local_waiters(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let reader = manager.read(&name).await?;
     let mut writer = manager.write(&name).into_future();
     start(&mut writer);
-    assert!(manager.try_read(&name).await.expect("answered").is_none(), "a local writer waits");
-    reader.release().await.expect("released");
-    soon("the writer's grant", writer).await.expect("granted").release().await.expect("released");
+    assert!(manager.try_read(&name).await?.is_none(), "a local writer waits");
+    reader.release().await?;
+    granted(writer).await.release().await?;
+    Ok(())
 }
 
 async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let guard = a.write(&name).await.expect("granted");
     let limit = Duration::from_millis(60);
     for other in [&a, &b] {
@@ -153,10 +161,7 @@ async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
             other.read(&name).wait_timeout(limit).await.map(drop),
         ] {
             let error = outcome.expect_err("others hold it");
-            assert!(
-                matches!(&error, Error::WaitTimeout { lock, waited, .. } if **lock == *name && *waited >= limit),
-                "{error:?}"
-            );
+            assert_matches!(error, Error::WaitTimeout { lock, waited, .. } if **lock == *name && *waited >= limit);
         }
     }
     let view = f.view(&name).await;
@@ -165,13 +170,14 @@ async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn wait_timeout_of_a_manager_is_the_default(f: &Fixture) {
+async fn wait_timeout_of_a_manager_is_the_default(f: &Fixture) -> Outcome {
     let settings = Settings { wait_timeout: Some(Duration::from_millis(50)), ..Settings::default() };
     let (a, b, name) = (f.manager().await, f.manager_with(settings).await, f.name());
-    let guard = a.write(&name).await.expect("granted");
+    let guard = a.write(&name).await?;
     assert!(matches!(b.read(&name).await, Err(Error::WaitTimeout { .. })));
-    guard.release().await.expect("released");
-    b.read(&name).await.expect("free").release().await.expect("released");
+    guard.release().await?;
+    b.read(&name).await?.release().await?;
+    Ok(())
 }
 
 /// Counts who is inside. A writer weighs too much for anybody beside it.
@@ -199,7 +205,7 @@ impl Inside {
 }
 
 async fn futures_of_one_task_exclude_each_other(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let inside = Inside::default();
     let turns = futures_util::stream::iter(0..8).map(|_| async {
         let guard = manager.write(&name).await.expect("granted");
@@ -213,7 +219,7 @@ async fn futures_of_one_task_exclude_each_other(f: &Fixture) {
 }
 
 async fn joined_futures_exclude_each_other(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let inside = Inside::default();
     let turn = async |mode: Mode| {
         for _ in 0..3 {
@@ -240,13 +246,13 @@ async fn joined_futures_exclude_each_other(f: &Fixture) {
 }
 
 async fn nested_acquisition_without_opt_in_waits(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let limit = Duration::from_millis(50);
     let outer = manager.write(&name).await.expect("granted");
     let inner = manager.write(&name).wait_timeout(limit).await;
-    assert!(matches!(inner, Err(Error::WaitTimeout { .. })), "{inner:?}");
+    assert_matches!(inner, Err(Error::WaitTimeout { .. }));
     let inner = manager.read(&name).wait_timeout(limit).await;
-    assert!(matches!(inner, Err(Error::WaitTimeout { .. })), "{inner:?}");
+    assert_matches!(inner, Err(Error::WaitTimeout { .. }));
     outer.release().await.expect("released");
 }
 

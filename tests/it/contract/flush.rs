@@ -8,7 +8,7 @@ use redis_rwlock::HoldState;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture};
-use crate::wait::{Polled, soon, start};
+use crate::wait::{Outcome, Polled, soon, start};
 
 on_every_fixture![
     dropped_guards_and_futures_are_gone_after_a_flush,
@@ -37,36 +37,38 @@ async fn assert_nothing_is_left(looks: &Manager, names: impl IntoIterator<Item =
     }
 }
 
-async fn dropped_guards_and_futures_are_gone_after_a_flush(f: &Fixture) {
+async fn dropped_guards_and_futures_are_gone_after_a_flush(f: &Fixture) -> Outcome {
     let (drops, other) = (f.manager_with(patient(DROPS)).await, f.manager_with(patient("other")).await);
     let (free, held) = (names(f), names(f));
-    let inside = try_join_all(held.iter().map(|name| other.write(name).into_future())).await.expect("granted");
-    drop(try_join_all(free.iter().map(|name| drops.write(name).into_future())).await.expect("granted"));
+    let inside = try_join_all(held.iter().map(|name| other.write(name).into_future())).await?;
+    drop(try_join_all(free.iter().map(|name| drops.write(name).into_future())).await?);
     // Queued, under way, or not asked yet: by its polls.
     let waits = held.iter().zip((0..4).cycle()).map(|(name, polls)| {
         let waiting = drops.write(name).into_future();
         async move { assert!(Polled::times(polls, waiting).await.is_none(), "it is held") }
     });
     soon("the last poll", join_all(waits)).await;
-    soon("the flush", drops.flush()).await.expect("the servers answer");
+    soon("the flush", drops.flush()).await?;
     assert_nothing_is_left(&other, free.iter().chain(&held)).await;
     for guard in inside {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
+    Ok(())
 }
 
-async fn flush_touches_nothing_that_is_there(f: &Fixture) {
+async fn flush_touches_nothing_that_is_there(f: &Fixture) -> Outcome {
     let (manager, other) = (f.manager().await, f.manager().await);
     let (name, held) = (f.name(), f.name());
-    let guard = manager.write(&name).await.expect("granted");
-    let inside = other.write(&held).await.expect("granted");
+    let guard = manager.write(&name).await?;
+    let inside = other.write(&held).await?;
     let mut waits = manager.write(&held).into_future();
     start(&mut waits);
     soon("the flush", manager.flush()).await.expect("nothing was dropped");
     assert_eq!(guard.state(), HoldState::Held);
-    inside.release().await.expect("ours to the end");
-    soon("the grant", waits).await.expect("it goes on").release().await.expect("ours to the end");
-    guard.release().await.expect("ours to the end");
+    inside.release().await?;
+    soon("the grant", waits).await.expect("it goes on").release().await?;
+    guard.release().await?;
+    Ok(())
 }
 
 fn runtimes() -> [Runtime; 2] {
@@ -75,9 +77,9 @@ fn runtimes() -> [Runtime; 2] {
 }
 
 /// A program connects, drops what it has, and ends with a flush: on either runtime of tokio.
-async fn program_that_flushes_leaves_nothing(f: &Fixture) {
-    let (looks, held) = (f.manager().await, f.name());
-    let inside = looks.write(&held).await.expect("granted");
+async fn program_that_flushes_leaves_nothing(f: &Fixture) -> Outcome {
+    let ([looks], held) = f.scene().await;
+    let inside = looks.write(&held).await?;
     for runtime in runtimes() {
         let free = names(f);
         let (connecting, own, foreign) = (f.connecting(patient(DROPS)), free.clone(), held.clone());
@@ -97,8 +99,9 @@ async fn program_that_flushes_leaves_nothing(f: &Fixture) {
             });
             runtime.shutdown_background();
         });
-        soon("the program", program).await.expect("no panic");
+        soon("the program", program).await?;
         assert_nothing_is_left(&looks, free.iter().chain([&held])).await;
     }
-    inside.release().await.expect("ours to the end");
+    inside.release().await?;
+    Ok(())
 }

@@ -5,64 +5,56 @@ use std::sync::Arc;
 use redis_rwlock::{HoldState, ReadGuard, RwLockManager, WriteGuard};
 
 use crate::fixture::{Fixture, Manager, on_every_fixture};
-use crate::wait::soon;
+use crate::wait::{Outcome, granted, soon};
 
 on_every_fixture![
     dropped_guard_releases_in_the_background,
     release_is_done_when_it_returns,
     guard_works_in_another_task,
-    guards_outlive_their_manager,
     services_take_any_manager,
     nothing_is_sent_before_the_first_poll,
     guards_and_managers_show_their_lock_and_no_more,
 ];
 
-async fn dropped_guard_releases_in_the_background(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    drop(manager.write(&name).await.expect("granted"));
+async fn dropped_guard_releases_in_the_background(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    drop(manager.write(&name).await?);
     f.becomes_free(&name).await;
-    drop(manager.read(&name).await.expect("granted"));
+    drop(manager.read(&name).await?);
     f.becomes_free(&name).await;
     // A drop frees the way here too.
-    drop(manager.write(&name).await.expect("granted"));
-    let guard = soon("the next grant here", manager.write(&name).into_future()).await.expect("granted");
-    guard.release().await.expect("released");
+    drop(manager.write(&name).await?);
+    let guard = granted(manager.write(&name)).await;
+    guard.release().await?;
+    Ok(())
 }
 
-async fn release_is_done_when_it_returns(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+async fn release_is_done_when_it_returns(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
     for _ in 0..10 {
-        a.write(&name).await.expect("granted").release().await.expect("released");
-        let guard = b.try_write(&name).await.expect("answered").expect("free at once");
-        guard.release().await.expect("released");
+        a.write(&name).await?.release().await?;
+        let guard = b.try_write(&name).await?.expect("free at once");
+        guard.release().await?;
     }
+    Ok(())
 }
 
-async fn guard_works_in_another_task(f: &Fixture) {
+async fn guard_works_in_another_task(f: &Fixture) -> Outcome {
     fn sendable<T: Send + Sync + 'static>(value: T) -> T {
         value
     }
-    let (manager, name) = (f.manager().await, f.name());
-    let guard: WriteGuard = sendable(manager.write(&name).await.expect("granted"));
+    let ([manager], name) = f.scene().await;
+    let guard: WriteGuard = sendable(manager.write(&name).await?);
     let moved = tokio::spawn(async move {
         assert_eq!(guard.state(), HoldState::Held);
         guard.release().await
     });
-    soon("the release", moved).await.expect("no panic").expect("released");
-    let guard: ReadGuard = sendable(manager.read(&name).await.expect("granted"));
+    soon("the release", moved).await??;
+    let guard: ReadGuard = sendable(manager.read(&name).await?);
     let moved = tokio::task::spawn_blocking(move || drop(guard));
-    soon("the drop", moved).await.expect("no panic");
+    soon("the drop", moved).await?;
     f.becomes_free(&name).await;
-}
-
-async fn guards_outlive_their_manager(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
-    drop(manager);
-    assert_eq!(guard.state(), HoldState::Held);
-    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none());
-    guard.release().await.expect("released");
-    f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn services_take_any_manager(f: &Fixture) {
@@ -74,7 +66,7 @@ async fn services_take_any_manager(f: &Fixture) {
         let guard = locks.try_read(name).await.expect("answered").expect("free");
         guard.release().await.expect("released");
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let shared: Manager = Arc::clone(&manager);
     service(shared, &name).await;
     service(Arc::new(Arc::clone(&manager)), &name).await;
@@ -82,21 +74,22 @@ async fn services_take_any_manager(f: &Fixture) {
     object(&manager, &name).await;
 }
 
-async fn nothing_is_sent_before_the_first_poll(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+async fn nothing_is_sent_before_the_first_poll(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
     let builder = manager.write(&name);
     let waiting = manager.write(&name).into_future();
     let trying = manager.try_write(&name);
     assert!(f.view(&name).await.is_free());
     // Nor do they stand in a queue here.
-    let guard = manager.try_write(&name).await.expect("answered").expect("free");
-    guard.release().await.expect("released");
+    let guard = manager.try_write(&name).await?.expect("free");
+    guard.release().await?;
     drop((builder, trying));
-    waiting.await.expect("granted").release().await.expect("released");
+    waiting.await?.release().await?;
+    Ok(())
 }
 
 async fn guards_and_managers_show_their_lock_and_no_more(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let acquire = manager.read(&name);
     assert!(format!("{acquire:?}").contains(&name));
     let guard = acquire.await.expect("granted");

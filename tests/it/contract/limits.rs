@@ -3,21 +3,21 @@
 use redis_rwlock::{Error, HoldState};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{soon, start};
+use crate::wait::{Outcome, granted, soon, start};
 
 on_every_fixture![acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places];
 
 fn is_refused<T>(acquired: Result<T, Error>) {
     let error = acquired.err();
-    assert!(matches!(&error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. })), "{error:?}");
+    assert_matches!(error, Some(Error::TooManyWaiters { waiting: 2, max_waiters: 2, .. }));
 }
 
 /// Waiters of any lock count, until they are granted or dropped. Another manager has a limit of its own.
-async fn acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places(f: &Fixture) {
+async fn acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places(f: &Fixture) -> Outcome {
     let (manager, other) =
         (f.manager_with(Settings { max_waiters: 2, ..Settings::default() }).await, f.manager().await);
     let (name, free) = (f.name(), f.name());
-    let held = manager.write(&name).await.expect("granted");
+    let held = manager.write(&name).await?;
     let mut waiting: Vec<_> = (0..2).map(|_| manager.write(&name).into_future()).collect();
     waiting.iter_mut().for_each(start);
     is_refused(manager.write(&free).await);
@@ -26,17 +26,18 @@ async fn acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places(
     is_refused(manager.try_read(&free).await);
     assert_eq!(held.state(), HoldState::Held);
     let elsewhere = soon("another manager", other.write(&free).into_future()).await.expect("it was not asked for");
-    elsewhere.release().await.expect("ours to the end");
+    elsewhere.release().await?;
     // One is dropped, and its place is free.
     drop(waiting.pop());
     let guard = soon("the free lock", manager.write(&free).into_future()).await.expect("there is a place");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     // The other one is granted.
-    held.release().await.expect("ours to the end");
-    let next = soon("its turn", waiting.pop().expect("one is left")).await.expect("granted");
-    next.release().await.expect("ours to the end");
+    held.release().await?;
+    let next = granted(waiting.pop().expect("one is left")).await;
+    next.release().await?;
     for _ in 0..3 {
         let guard = soon("a free lock", manager.read(&free).into_future()).await.expect("all places are free");
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Error, RwLockManager, TimestampClients};
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{soon, start, until};
+use crate::wait::{Outcome, granted, start, until};
 
 on_every_fixture![note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent];
 
@@ -22,7 +22,7 @@ async fn note_of(f: &Fixture, name: &str) -> Option<String> {
 
 /// Two keys and masters have no room. Such a manager has refused a note before anything was sent.
 async fn has_no_room(f: &Fixture) -> bool {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     match manager.write(&name).note("deploy 4711").await {
         Ok(guard) => {
             guard.release().await.expect("released");
@@ -32,7 +32,7 @@ async fn has_no_room(f: &Fixture) -> bool {
             assert_eq!(f.view(&name).await.last_token, None, "nothing was sent");
             let guard = manager.write(&name).await.expect("granted");
             let error = guard.set_note("deploy 4711").await.expect_err("no room");
-            assert!(matches!(&error, Error::InvalidOption { option: "note", .. }), "{error:?}");
+            assert_matches!(error, Error::InvalidOption { option: "note", .. });
             assert!(error.to_string().contains("RedisManager"), "{error}");
             guard.release().await.expect("released");
             true
@@ -41,76 +41,79 @@ async fn has_no_room(f: &Fixture) -> bool {
     }
 }
 
-async fn note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent(f: &Fixture) {
+async fn note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent(f: &Fixture) -> Outcome {
     if has_no_room(f).await {
-        return;
+        return Ok(());
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     // A note may look like anything, also like a part of a reply.
     let text = "hold x w 1 2 note\n\u{1b}[31m \u{202e} ü '%d' ";
-    let guard = manager.write(&name).note(text).await.expect("granted");
+    let guard = manager.write(&name).note(text).await?;
     assert_eq!(note_of(f, &name).await.as_deref(), Some(text));
     let longest = "x".repeat(4096);
-    guard.set_note(&longest).await.expect("noted");
+    guard.set_note(&longest).await?;
     assert_eq!(note_of(f, &name).await, Some(longest.clone()));
     let error = guard.set_note(&(longest + "x")).await.expect_err("too long");
-    assert!(matches!(error, Error::InvalidOption { option: "note", .. }), "{error:?}");
-    guard.set_note("").await.expect("removed");
+    assert_matches!(error, Error::InvalidOption { option: "note", .. });
+    guard.set_note("").await?;
     assert_eq!(note_of(f, &name).await, None);
-    guard.set_note("last").await.expect("noted");
-    guard.release().await.expect("released");
+    guard.set_note("last").await?;
+    guard.release().await?;
 
     // Readers of one process share a hold, and others have their own.
     let other = f.manager_with(Settings::label("other")).await;
-    let first = manager.read(&name).note("first").await.expect("granted");
+    let first = manager.read(&name).note("first").await?;
     assert_eq!(note_of(f, &name).await.as_deref(), Some("first"), "the old note went with its hold");
-    let theirs = other.read(&name).note("theirs").await.expect("granted");
-    let second = manager.read(&name).note("second").await.expect("granted");
+    let theirs = other.read(&name).note("theirs").await?;
+    let second = manager.read(&name).note("second").await?;
     let mut notes: Vec<_> = f.view(&name).await.holders.into_iter().filter_map(|holder| holder.note).collect();
     notes.sort();
     assert_eq!(notes, ["second", "theirs"]);
     for guard in [first, second, theirs] {
-        guard.release().await.expect("released");
+        guard.release().await?;
     }
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn note_of_a_waiter_is_there_when_it_has_its_guard(f: &Fixture) {
+async fn note_of_a_waiter_is_there_when_it_has_its_guard(f: &Fixture) -> Outcome {
     if has_no_room(f).await {
-        return;
+        return Ok(());
     }
-    let (holder, waiter, name) = (f.manager().await, f.manager().await, f.name());
-    let guard = holder.write(&name).await.expect("granted");
+    let ([holder, waiter], name) = f.scene().await;
+    let guard = holder.write(&name).await?;
     let mut waiting = waiter.write(&name).note("my turn").into_future();
     start(&mut waiting);
     let waiting = tokio::spawn(waiting);
-    until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
-    guard.release().await.expect("released");
-    let guard = soon("its grant", waiting).await.expect("no panic").expect("granted");
+    f.until_waiting(1, &name).await;
+    guard.release().await?;
+    let guard = granted(waiting).await;
     assert_eq!(note_of(f, &name).await.as_deref(), Some("my turn"));
-    guard.release().await.expect("released");
+    guard.release().await?;
+    Ok(())
 }
 
-async fn note_goes_with_a_conversion(f: &Fixture) {
+async fn note_goes_with_a_conversion(f: &Fixture) -> Outcome {
     if has_no_room(f).await {
-        return;
+        return Ok(());
     }
-    let (manager, name) = (f.manager().await, f.name());
-    let writing = manager.write(&name).note("deploy 4711").await.expect("granted");
-    let reading = writing.downgrade().await.expect("downgraded");
+    let ([manager], name) = f.scene().await;
+    let writing = manager.write(&name).note("deploy 4711").await?;
+    let reading = writing.downgrade().await?;
     assert_eq!(note_of(f, &name).await.as_deref(), Some("deploy 4711"));
-    reading.set_note("checking").await.expect("noted");
-    let writing = reading.try_upgrade().await.expect("upgraded");
+    reading.set_note("checking").await?;
+    let writing = reading.try_upgrade().await?;
     assert_eq!(note_of(f, &name).await.as_deref(), Some("checking"));
-    writing.release().await.expect("released");
+    writing.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn note_of_a_guard_does_not_stay_for_the_next_one_of_its_process(f: &Fixture) {
     if has_no_room(f).await {
         return;
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let first = manager.write(&name).note("first").await.expect("granted");
     let mut second = manager.write(&name).into_future();
     start(&mut second);
@@ -121,21 +124,22 @@ async fn note_of_a_guard_does_not_stay_for_the_next_one_of_its_process(f: &Fixtu
     second.release().await.expect("released");
 }
 
-async fn note_that_the_next_guard_sets_at_once_stays(f: &Fixture) {
+async fn note_that_the_next_guard_sets_at_once_stays(f: &Fixture) -> Outcome {
     if has_no_room(f).await {
-        return;
+        return Ok(());
     }
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     for round in 0..10 {
-        let first = manager.write(&name).note("first").await.expect("granted");
+        let first = manager.write(&name).note("first").await?;
         let mut second = manager.write(&name).into_future();
         start(&mut second);
         drop(first);
-        let second = second.await.expect("handed over");
-        second.set_note("second").await.expect("noted");
+        let second = second.await?;
+        second.set_note("second").await?;
         assert_eq!(note_of(f, &name).await.as_deref(), Some("second"), "round {round}");
-        second.release().await.expect("released");
+        second.release().await?;
     }
+    Ok(())
 }
 
 /// The clients of such a lock decide how long its key lives.
@@ -151,7 +155,7 @@ async fn notes_on_locks_with_timestamp_clients_are_refused(f: &ServerFixture) {
     };
     let manager = f.manager_with(settings).await;
     let error = manager.write(&f.name()).note("deploy 4711").await.expect_err("no room");
-    assert!(matches!(&error, Error::InvalidOption { option: "note", .. }), "{error:?}");
+    assert_matches!(error, Error::InvalidOption { option: "note", .. });
     assert!(error.to_string().contains("timestamp_keys"), "{error}");
 }
 

@@ -7,7 +7,7 @@ use futures_util::future::try_join_all;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode, OwnerId, Refusal};
 
 use crate::fixture::{Fixture, Manager, RENEWED, Settings, on_every_fixture, on_every_own_format, on_every_queue};
-use crate::wait::{soon, start, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, start, stays_pending, until};
 
 on_every_fixture![
     inspect_of_an_unknown_lock_is_free,
@@ -40,12 +40,12 @@ on_every_own_format![
 // Of a quorum some may be down.
 on_every_queue![servers_that_answer_are_healthy];
 
-async fn inspect_shows_who_holds_and_for_how_long(f: &Fixture) {
+async fn inspect_shows_who_holds_and_for_how_long(f: &Fixture) -> Outcome {
     let name = f.name();
     let reader = f.manager_with(Settings::label("billing-1")).await;
     let other = f.manager_with(Settings::label("röntgen.2")).await;
-    let first = reader.read(&name).lease(Duration::from_secs(30)).await.expect("granted");
-    let second = other.read(&name).lease(Duration::from_secs(60)).await.expect("granted");
+    let first = reader.read(&name).lease(Duration::from_secs(30)).await?;
+    let second = other.read(&name).lease(Duration::from_secs(60)).await?;
     let mut view = f.view(&name).await;
     view.holders.sort_by(|a, b| a.label.cmp(&b.label));
     assert_eq!(view.name, name);
@@ -57,13 +57,14 @@ async fn inspect_shows_who_holds_and_for_how_long(f: &Fixture) {
         assert!(holder.remaining <= lease && holder.remaining > lease - Duration::from_secs(20), "{holder:?}");
         assert!(holder.age < Duration::from_secs(20), "{holder:?}");
     }
-    first.release().await.expect("released");
-    second.release().await.expect("released");
+    first.release().await?;
+    second.release().await?;
 
-    let writer = reader.write(&name).await.expect("granted");
+    let writer = reader.write(&name).await?;
     let view = f.view(&name).await;
     assert_eq!((&*view.holders[0].label, view.holders[0].mode), ("billing-1", Mode::Write));
-    writer.release().await.expect("released");
+    writer.release().await?;
+    Ok(())
 }
 
 async fn inspect_of_an_unknown_lock_is_free(f: &Fixture) {
@@ -73,7 +74,7 @@ async fn inspect_of_an_unknown_lock_is_free(f: &Fixture) {
 }
 
 async fn inspect_changes_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.read(&name).await.expect("granted");
     let before = f.view(&name).await;
     let after = f.view(&name).await;
@@ -83,166 +84,173 @@ async fn inspect_changes_nothing(f: &Fixture) {
     guard.release().await.expect("released");
 }
 
-async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) {
+async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) -> Outcome {
     let holder = f.manager_with(Settings::lease(RENEWED)).await;
     let (operator, written, read) = (f.manager().await, f.name(), f.name());
-    let writer = holder.write(&written).await.expect("granted");
-    let readers = [holder.read(&read).await.expect("granted"), holder.read(&read).await.expect("granted")];
-    operator.force_release(&written).await.expect("forced");
-    operator.force_release(&read).await.expect("forced");
+    let writer = holder.write(&written).await?;
+    let readers = [holder.read(&read).await?, holder.read(&read).await?];
+    operator.force_release(&written).await?;
+    operator.force_release(&read).await?;
     for name in [&written, &read] {
-        let guard = operator.try_write(name).await.expect("answered").expect("free at once");
-        guard.release().await.expect("released");
+        let guard = operator.try_write(name).await?.expect("free at once");
+        guard.release().await?;
     }
     assert_eq!(soon("word of the force", writer.lost()).await, LossReason::Forced);
     for reader in &readers {
         assert_eq!(soon("word of the force", reader.lost()).await, LossReason::Forced);
         assert_eq!(reader.state(), HoldState::Lost(LossReason::Forced));
     }
+    Ok(())
 }
 
-async fn force_tells_whom_it_ended(f: &Fixture) {
+async fn force_tells_whom_it_ended(f: &Fixture) -> Outcome {
     let holder = f.manager_with(Settings::label("stuck")).await;
     let (operator, written, read) = (f.manager().await, f.name(), f.name());
-    let writer = holder.write(&written).lease(Duration::from_secs(30)).await.expect("granted");
-    let readers = [holder.read(&read).await.expect("granted"), holder.read(&read).await.expect("granted")];
-    let ours = operator.read(&read).await.expect("granted");
+    let writer = holder.write(&written).lease(Duration::from_secs(30)).await?;
+    let readers = [holder.read(&read).await?, holder.read(&read).await?];
+    let ours = operator.read(&read).await?;
 
-    let ended = operator.force_release(&written).await.expect("forced");
+    let ended = operator.force_release(&written).await?;
     assert_eq!(ended.len(), 1, "{ended:?}");
     assert_eq!((&*ended[0].label, ended[0].mode, ended[0].is_ours, ended[0].guards), ("stuck", Mode::Write, false, 0));
     assert!(ended[0].remaining > Duration::from_secs(10) && ended[0].age < Duration::from_secs(20), "{ended:?}");
 
-    let mut ended = operator.force_release(&read).await.expect("forced");
+    let mut ended = operator.force_release(&read).await?;
     ended.sort_by_key(|holder| holder.is_ours);
     let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.mode, holder.guards)).collect();
     assert_eq!(told, [("stuck", Mode::Read, 0), ("case", Mode::Read, 1)]);
-    assert_eq!(operator.force_release(&read).await.expect("forced"), [], "they are ended already");
+    assert_eq!(operator.force_release(&read).await?, [], "they are ended already");
     drop((writer, readers, ours));
+    Ok(())
 }
 
-async fn view_tells_our_holds_and_their_guards(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
+async fn view_tells_our_holds_and_their_guards(f: &Fixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
     let owner = OwnerId::new();
-    let guards = [
-        manager.read(&name).owner(owner).await.expect("granted"),
-        manager.read(&name).owner(owner).await.expect("nested"),
-    ];
-    let theirs = other.read(&name).await.expect("granted");
-    let mut view = manager.inspect(&name).await.expect("inspected");
+    let guards = [manager.read(&name).owner(owner).await?, manager.read(&name).owner(owner).await?];
+    let theirs = other.read(&name).await?;
+    let mut view = manager.inspect(&name).await?;
     view.holders.sort_by_key(|holder| !holder.is_ours);
     let told: Vec<_> = view.holders.iter().map(|holder| (holder.is_ours, holder.guards)).collect();
     assert_eq!(told, [(true, 2), (false, 0)]);
     let [first, second] = guards;
-    first.release().await.expect("released");
-    let view = manager.inspect(&name).await.expect("inspected");
+    first.release().await?;
+    let view = manager.inspect(&name).await?;
     assert!(view.holders.iter().any(|holder| holder.is_ours && holder.guards == 1), "{view:?}");
-    second.release().await.expect("released");
-    let view = manager.inspect(&name).await.expect("inspected");
+    second.release().await?;
+    let view = manager.inspect(&name).await?;
     assert!(view.holders.iter().all(|holder| !holder.is_ours), "{view:?}");
-    theirs.release().await.expect("released");
+    theirs.release().await?;
+    Ok(())
 }
 
-async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let stuck = manager.write(&name).await.expect("granted");
-    manager.force_release(&name).await.expect("forced");
+async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let stuck = manager.write(&name).await?;
+    manager.force_release(&name).await?;
     assert_eq!(stuck.state(), HoldState::Lost(LossReason::Forced));
-    let heir = manager.try_write(&name).await.expect("answered").expect("nobody is in the way here either");
+    let heir = manager.try_write(&name).await?.expect("nobody is in the way here either");
     drop(stuck);
-    assert!(other.try_read(&name).await.expect("answered").is_none(), "the heir is not hurt");
-    heir.release().await.expect("ours to the end");
+    assert!(other.try_read(&name).await?.is_none(), "the heir is not hurt");
+    heir.release().await?;
+    Ok(())
 }
 
-async fn force_lets_waiters_in(f: &Fixture) {
-    let (holder, waiter, operator, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
-    let stuck = holder.write(&name).await.expect("granted");
+async fn force_lets_waiters_in(f: &Fixture) -> Outcome {
+    let ([holder, waiter, operator], name) = f.scene().await;
+    let stuck = holder.write(&name).await?;
     let mut waiting = waiter.read(&name).into_future();
     stays_pending("a grant beside a writer", &mut waiting).await;
-    operator.force_release(&name).await.expect("forced");
-    let guard = soon("the waiter's grant", waiting).await.expect("granted");
+    operator.force_release(&name).await?;
+    let guard = granted(waiting).await;
     assert!(guard.fencing_token() > stuck.fencing_token());
-    guard.release().await.expect("released");
+    guard.release().await?;
+    Ok(())
 }
 
 async fn force_of_a_free_lock_ends_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     assert_eq!(manager.force_release(&name).await.expect("forced"), []);
     let guard = manager.write(&name).await.expect("granted");
     guard.release().await.expect("no later hold is hit");
 }
 
-async fn force_of_a_view_ends_what_it_shows(f: &Fixture) {
+async fn force_of_a_view_ends_what_it_shows(f: &Fixture) -> Outcome {
     let (holder, operator) = (f.manager_with(Settings::label("stuck")).await, f.manager().await);
     for mode in [Mode::Read, Mode::Write] {
         let name = f.name();
         let (read, write) = match mode {
-            Mode::Read => (Some(holder.read(&name).await.expect("granted")), None),
-            Mode::Write => (None, Some(holder.write(&name).await.expect("granted"))),
+            Mode::Read => (Some(holder.read(&name).await?), None),
+            Mode::Write => (None, Some(holder.write(&name).await?)),
         };
-        let view = operator.inspect(&name).await.expect("inspected");
-        let ended = operator.force_release_shown(&view).await.expect("forced");
+        let view = operator.inspect(&name).await?;
+        let ended = operator.force_release_shown(&view).await?;
         let shown: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.mode)).collect();
         assert_eq!(shown, [("stuck", mode)]);
-        assert!(operator.inspect(&name).await.expect("inspected").is_free());
-        assert_eq!(operator.force_release_shown(&view).await.expect("forced"), [], "they are ended already");
+        assert!(operator.inspect(&name).await?.is_free());
+        assert_eq!(operator.force_release_shown(&view).await?, [], "they are ended already");
         drop((read, write));
     }
+    Ok(())
 }
 
-async fn force_of_a_view_ends_nothing_newer(f: &Fixture) {
+async fn force_of_a_view_ends_nothing_newer(f: &Fixture) -> Outcome {
     let (first, second, operator) = (f.manager().await, f.manager().await, f.manager().await);
     for is_read in [false, true] {
         let name = f.name();
-        let nobody = operator.inspect(&name).await.expect("inspected");
-        let shown = first.write(&name).await.expect("granted");
-        assert_eq!(operator.force_release_shown(&nobody).await.expect("answered"), [], "it showed a free lock");
-        let view = operator.inspect(&name).await.expect("inspected");
-        shown.release().await.expect("ours to the end");
+        let nobody = operator.inspect(&name).await?;
+        let shown = first.write(&name).await?;
+        assert_eq!(operator.force_release_shown(&nobody).await?, [], "it showed a free lock");
+        let view = operator.inspect(&name).await?;
+        shown.release().await?;
         if is_read {
-            let unseen = second.read(&name).await.expect("granted");
-            assert_eq!(operator.force_release_shown(&view).await.expect("answered"), []);
+            let unseen = second.read(&name).await?;
+            assert_eq!(operator.force_release_shown(&view).await?, []);
             unseen.release().await.expect("nobody has looked at it");
         } else {
-            let unseen = second.write(&name).await.expect("granted");
-            assert_eq!(operator.force_release_shown(&view).await.expect("answered"), []);
+            let unseen = second.write(&name).await?;
+            assert_eq!(operator.force_release_shown(&view).await?, []);
             unseen.release().await.expect("nobody has looked at it");
         }
     }
+    Ok(())
 }
 
-async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) {
+async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) -> Outcome {
     let (holder, other, name) = (f.manager().await, f.manager_with(Settings::label("heir")).await, f.name());
-    let forced = holder.write(&name).await.expect("granted");
-    other.force_release(&name).await.expect("forced");
-    let heir = other.write(&name).await.expect("granted");
+    let forced = holder.write(&name).await?;
+    other.force_release(&name).await?;
+    let heir = other.write(&name).await?;
     assert_eq!(forced.state(), HoldState::Held, "its next renewal has not come yet");
     let error = forced.release().await.expect_err("it was ended");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
     let view = f.view(&name).await;
     assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "heir"));
-    heir.release().await.expect("ours to the end");
+    heir.release().await?;
+    Ok(())
 }
 
-async fn locks_are_listed_by_their_names(f: &Fixture) {
+async fn locks_are_listed_by_their_names(f: &Fixture) -> Outcome {
     let (manager, other) = (f.manager().await, f.manager().await);
     if f.is_proxied() {
-        return list_is_refused(&manager).await;
+        list_is_refused(&manager).await;
+        return Ok(());
     }
-    assert_eq!(manager.locks().await.expect("listed"), [""; 0]);
+    assert_eq!(manager.locks().await?, [""; 0]);
     let names = ["50%*?[x]", "na}me", "plain", "schloß", "{user}:1"];
     let mut guards = Vec::new();
     for name in names {
-        guards.push(other.read(name).await.expect("granted"));
+        guards.push(other.read(name).await?);
     }
-    assert_eq!(manager.locks().await.expect("listed"), names);
+    assert_eq!(manager.locks().await?, names);
     drop(guards);
+    Ok(())
 }
 
 /// A proxy shows the keys of one of its servers, so a list through it would have gaps.
 async fn list_is_refused(manager: &Manager) {
     let error = manager.locks().await.expect_err("the list would have gaps");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
 }
 
 async fn locks_beyond_one_page_are_listed(f: &Fixture) {
@@ -268,30 +276,31 @@ async fn servers_that_answer_are_healthy(f: &Fixture) {
     }
 }
 
-async fn stats_count_what_there_is(f: &Fixture) {
+async fn stats_count_what_there_is(f: &Fixture) -> Outcome {
     let (manager, other, name, taken) = (f.manager().await, f.manager().await, f.name(), f.name());
     let owner = OwnerId::new();
-    let first = manager.read(&name).owner(owner).await.expect("granted");
-    let second = manager.read(&name).owner(owner).await.expect("nested");
-    let theirs = other.write(&taken).await.expect("granted");
+    let first = manager.read(&name).owner(owner).await?;
+    let second = manager.read(&name).owner(owner).await?;
+    let theirs = other.write(&taken).await?;
     let mut waiting = manager.read(&taken).into_future();
     stays_pending("a grant beside a writer", &mut waiting).await;
     let stats = manager.stats();
     assert_eq!((stats.holds, stats.guards, stats.waiters, stats.renewals_late), (1, 2, 1, 0), "{stats:?}");
     assert_eq!(stats.reconnects, 0);
     drop(waiting);
-    first.release().await.expect("released");
-    second.release().await.expect("released");
+    first.release().await?;
+    second.release().await?;
     until("the end of all that", async || {
         let stats = manager.stats();
         (stats.holds, stats.guards, stats.waiters, stats.in_flight) == (0, 0, 0, 0)
     })
     .await;
-    theirs.release().await.expect("released");
+    theirs.release().await?;
+    Ok(())
 }
 
 async fn closed_manager_takes_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     manager.close().await.expect("closed");
     let outcomes = [
         manager.read(&name).await.map(drop),
@@ -301,66 +310,69 @@ async fn closed_manager_takes_nothing(f: &Fixture) {
     ];
     for outcome in outcomes {
         let error = outcome.expect_err("it is closed");
-        assert!(matches!(&error, Error::Closed { lock, .. } if **lock == *name), "{error:?}");
+        assert_matches!(error, Error::Closed { lock, .. } if **lock == *name);
     }
     f.becomes_free(&name).await;
 }
 
-async fn close_frees_all_holds_before_it_returns(f: &Fixture) {
+async fn close_frees_all_holds_before_it_returns(f: &Fixture) -> Outcome {
     let (manager, other) = (f.manager().await, f.manager().await);
     let names: Vec<String> = (0..40).map(|_| f.name()).collect();
     let mut watches = Vec::new();
     let mut guards = Vec::new();
     for name in &names {
-        let guard = manager.write(name).await.expect("granted");
+        let guard = manager.write(name).await?;
         watches.push(guard.watch());
         guards.push(guard);
     }
-    manager.close().await.expect("closed");
+    manager.close().await?;
     for (name, watch) in names.iter().zip(&watches) {
         assert_eq!(watch.ended().await, Ended::Lost(LossReason::Closed));
-        let guard = other.try_write(name).await.expect("answered").expect("free at once");
-        guard.release().await.expect("released");
+        let guard = other.try_write(name).await?.expect("free at once");
+        guard.release().await?;
     }
     for guard in guards {
         let error = guard.release().await.expect_err("it was closed");
-        assert!(matches!(error, Error::Lost { reason: LossReason::Closed, .. }), "{error:?}");
+        assert_matches!(error, Error::Lost { reason: LossReason::Closed, .. });
     }
+    Ok(())
 }
 
-async fn close_tells_waiters(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let guard = other.write(&name).await.expect("granted");
+async fn close_tells_waiters(f: &Fixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let guard = other.write(&name).await?;
     let mut asking = manager.write(&name).into_future();
     stays_pending("a grant beside a writer", &mut asking).await;
     let mut queued = manager.read(&name).into_future();
     start(&mut queued);
-    manager.close().await.expect("closed");
+    manager.close().await?;
     let (asking, queued) = soon("the end of the wait", async { tokio::join!(asking, queued) }).await;
-    assert!(matches!(asking, Err(Error::Closed { .. })), "{asking:?}");
-    assert!(matches!(queued, Err(Error::Closed { .. })), "{queued:?}");
-    guard.release().await.expect("released");
+    assert_matches!(asking, Err(Error::Closed { .. }));
+    assert_matches!(queued, Err(Error::Closed { .. }));
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
+async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let guard = manager.write(&name).await?;
     let mut waiter = other.write(&name).into_future();
     stays_pending("a grant beside a writer", &mut waiter).await;
     let closing = tokio::spawn({
         let manager = Arc::clone(&manager);
         async move { manager.close().await }
     });
-    let heir = soon("the waiter's grant", waiter).await.expect("granted");
+    let heir = granted(waiter).await;
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
     assert_eq!(guard.remaining(), Duration::ZERO);
-    soon("the end of the close", closing).await.expect("no panic").expect("closed");
-    heir.release().await.expect("released");
+    soon("the end of the close", closing).await??;
+    heir.release().await?;
+    Ok(())
 }
 
 async fn close_twice_is_as_good_as_once(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.read(&name).await.expect("granted");
     let (first, second) = tokio::join!(manager.close(), manager.close());
     first.expect("closed");
@@ -370,13 +382,14 @@ async fn close_twice_is_as_good_as_once(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn close_of_one_manager_leaves_others_alone(f: &Fixture) {
-    let (closed, other, name) = (f.manager().await, f.manager().await, f.name());
-    let gone = closed.read(&name).await.expect("granted");
-    let stays = other.read(&name).await.expect("granted");
-    closed.close().await.expect("closed");
+async fn close_of_one_manager_leaves_others_alone(f: &Fixture) -> Outcome {
+    let ([closed, other], name) = f.scene().await;
+    let gone = closed.read(&name).await?;
+    let stays = other.read(&name).await?;
+    closed.close().await?;
     assert_eq!(stays.state(), HoldState::Held);
     assert_eq!(f.view(&name).await.holders.len(), 1);
     drop(gone);
-    stays.release().await.expect("ours to the end");
+    stays.release().await?;
+    Ok(())
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use redis_rwlock::{Error, Mode};
 
-use crate::fixture::{Fixture, Manager, Settings, on_every_queue};
-use crate::wait::{soon, stays_pending, until};
+use crate::fixture::{Fixture, Settings, on_every_queue};
+use crate::wait::{Outcome, granted, soon, stays_pending, until};
+use crate::waiting::scene;
 
 on_every_queue![
-    waiting_writer_stops_new_readers_elsewhere,
     waiting_readers_enter_together_after_a_writer,
     readers_and_writers_take_turns,
     writers_are_served_in_the_order_in_which_they_came,
@@ -18,84 +18,48 @@ on_every_queue![
     dead_waiter_is_skipped,
     writer_that_dies_waiting_lets_the_readers_behind_it_in,
     silent_death_of_a_holder_is_noticed,
-    forced_lock_goes_to_the_next_in_the_queue,
 ];
 
-/// Waits in the background, and in the queue when this returns.
-async fn queued<G: redis_rwlock::Guard>(
-    f: &Fixture,
-    name: &str,
-    acquiring: redis_rwlock::Acquiring<G>,
-) -> tokio::task::JoinHandle<Result<G, Error>> {
-    let before = f.view(name).await.waiters.len();
-    let waiting = tokio::spawn(acquiring);
-    until("it waits", async || f.view(name).await.waiters.len() > before).await;
-    waiting
-}
-
-async fn got<G>(what: &str, waiting: tokio::task::JoinHandle<Result<G, Error>>) -> G {
-    soon(what, waiting).await.expect("no panic").expect("granted")
-}
-
-async fn managers<const N: usize>(f: &Fixture) -> [Manager; N] {
-    let mut all = Vec::new();
-    for n in 0..N {
-        all.push(f.manager_with(Settings::label(&format!("process-{n}"))).await);
-    }
-    all.try_into().unwrap_or_else(|_| panic!("as many as asked for"))
-}
-
-async fn waiting_writer_stops_new_readers_elsewhere(f: &Fixture) {
-    let ([a, b, c], name) = (managers(f).await, f.name());
-    let reading = a.read(&name).await.expect("granted");
-    let writer = queued(f, &name, b.write(&name).into_future()).await;
-    assert!(c.try_read(&name).await.expect("answered").is_none(), "a writer waits");
-    let reader = queued(f, &name, c.read(&name).into_future()).await;
-    reading.release().await.expect("ours to the end");
-    let writing = got("the writer", writer).await;
-    let mut reader = reader;
-    stays_pending("the read", &mut reader).await;
-    writing.release().await.expect("ours to the end");
-    got("the reader", reader).await.release().await.expect("ours to the end");
-}
-
-async fn waiting_readers_enter_together_after_a_writer(f: &Fixture) {
-    let ([a, b, c, d, e], name) = (managers(f).await, f.name());
-    let writing = a.write(&name).await.expect("granted");
-    let next_writer = queued(f, &name, b.write(&name).into_future()).await;
-    let first = queued(f, &name, c.read(&name).into_future()).await;
-    let second = queued(f, &name, d.read(&name).into_future()).await;
-    let third = queued(f, &name, e.read(&name).into_future()).await;
-    writing.release().await.expect("ours to the end");
-    let guards = [got("one reader", first).await, got("another", second).await, got("all", third).await];
+async fn waiting_readers_enter_together_after_a_writer(f: &Fixture) -> Outcome {
+    let ([a, b, c, d, e], name) = scene(f).await;
+    let writing = a.write(&name).await?;
+    let next_writer = f.queued(&name, b.write(&name)).await;
+    let first = f.queued(&name, c.read(&name)).await;
+    let second = f.queued(&name, d.read(&name)).await;
+    let third = f.queued(&name, e.read(&name)).await;
+    writing.release().await?;
+    let guards = [granted(first).await, granted(second).await, granted(third).await];
     let mut next_writer = next_writer;
     stays_pending("the write", &mut next_writer).await;
     assert!(guards.iter().all(|guard| guard.fencing_token() == guards[0].fencing_token()), "one phase");
     for guard in guards {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
-    got("the writer", next_writer).await.release().await.expect("ours to the end");
+    granted(next_writer).await.release().await?;
+    Ok(())
 }
 
-async fn readers_and_writers_take_turns(f: &Fixture) {
-    let ([a, b, c, d], name) = (managers(f).await, f.name());
-    let first = a.read(&name).await.expect("granted");
-    let write_one = queued(f, &name, b.write(&name).into_future()).await;
-    let write_two = queued(f, &name, c.write(&name).into_future()).await;
-    let mut read = queued(f, &name, d.read(&name).into_future()).await;
-    first.release().await.expect("ours to the end");
-    let one = got("the first writer", write_one).await;
+async fn readers_and_writers_take_turns(f: &Fixture) -> Outcome {
+    let ([a, b, c, d], name) = scene(f).await;
+    let first = a.read(&name).await?;
+    let write_one = f.queued(&name, b.write(&name)).await;
+    let write_two = f.queued(&name, c.write(&name)).await;
+    assert!(d.try_read(&name).await?.is_none(), "a writer waits");
+    let mut read = f.queued(&name, d.read(&name)).await;
+    first.release().await?;
+    let one = granted(write_one).await;
     stays_pending("the read", &mut read).await;
     let mut write_two = write_two;
-    one.release().await.expect("ours to the end");
-    let reading = got("the reader, between the writers", read).await;
+    one.release().await?;
+    let reading = granted(read).await;
     stays_pending("the second write", &mut write_two).await;
-    reading.release().await.expect("ours to the end");
-    got("the second writer", write_two).await.release().await.expect("ours to the end");
+    reading.release().await?;
+    granted(write_two).await.release().await?;
+    Ok(())
 }
 
 async fn writers_are_served_in_the_order_in_which_they_came(f: &Fixture) {
-    let (managers, name) = (managers::<6>(f).await, f.name());
+    let (managers, name) = scene::<6>(f).await;
     let first = managers[0].write(&name).await.expect("granted");
     let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
     for (n, manager) in managers.iter().enumerate().skip(1) {
@@ -115,87 +79,92 @@ async fn writers_are_served_in_the_order_in_which_they_came(f: &Fixture) {
     f.becomes_free(&name).await;
 }
 
-async fn inspect_shows_the_queue_in_order(f: &Fixture) {
-    let ([a, b, c], name) = (managers(f).await, f.name());
-    let reading = a.read(&name).await.expect("granted");
-    let writer = queued(f, &name, b.write(&name).into_future()).await;
+async fn inspect_shows_the_queue_in_order(f: &Fixture) -> Outcome {
+    let ([a, b, c], name) = scene(f).await;
+    let reading = a.read(&name).await?;
+    let writer = f.queued(&name, b.write(&name)).await;
     // Waiting times are in milliseconds.
     until("time has passed", async || f.view(&name).await.waiters[0].waiting > Duration::from_millis(2)).await;
-    let reader = queued(f, &name, c.read(&name).into_future()).await;
+    let reader = f.queued(&name, c.read(&name)).await;
     let view = f.view(&name).await;
     let shown: Vec<_> = view.waiters.iter().map(|waiter| (waiter.label.as_str(), waiter.mode)).collect();
     assert_eq!(shown, [("process-1", Mode::Write), ("process-2", Mode::Read)]);
     assert!(view.waiters[0].waiting > view.waiters[1].waiting, "{view:?}");
     assert_eq!(view.holders.len(), 1);
-    reading.release().await.expect("ours to the end");
-    got("the writer", writer).await.release().await.expect("ours to the end");
-    got("the reader", reader).await.release().await.expect("ours to the end");
+    reading.release().await?;
+    granted(writer).await.release().await?;
+    granted(reader).await.release().await?;
     assert!(f.view(&name).await.waiters.is_empty());
+    Ok(())
 }
 
-async fn waiter_that_gives_up_is_not_in_the_queue(f: &Fixture) {
-    let ([a, b, c], name) = (managers(f).await, f.name());
-    let reading = a.read(&name).await.expect("granted");
+async fn waiter_that_gives_up_is_not_in_the_queue(f: &Fixture) -> Outcome {
+    let ([a, b, c], name) = scene(f).await;
+    let reading = a.read(&name).await?;
     let waited = b.write(&name).wait_timeout(Duration::from_millis(100)).await;
-    assert!(matches!(waited, Err(Error::WaitTimeout { .. })), "{waited:?}");
-    until("it is forgotten", async || f.view(&name).await.waiters.is_empty()).await;
-    let aborted = queued(f, &name, b.write(&name).into_future()).await;
+    assert_matches!(waited, Err(Error::WaitTimeout { .. }));
+    f.until_waiting(0, &name).await;
+    let aborted = f.queued(&name, b.write(&name)).await;
     aborted.abort();
-    until("it is forgotten", async || f.view(&name).await.waiters.is_empty()).await;
-    c.try_read(&name).await.expect("answered").expect("nobody waits").release().await.expect("ours to the end");
-    reading.release().await.expect("ours to the end");
+    f.until_waiting(0, &name).await;
+    c.try_read(&name).await?.expect("nobody waits").release().await?;
+    reading.release().await?;
+    Ok(())
 }
 
-async fn waiter_that_gives_up_leaves_its_place_to_the_next_of_its_process(f: &Fixture) {
-    let ([a, b, c], name) = (managers(f).await, f.name());
-    let holding = a.write(&name).await.expect("granted");
-    let gives_up = queued(f, &name, b.write(&name).into_future()).await;
+async fn waiter_that_gives_up_leaves_its_place_to_the_next_of_its_process(f: &Fixture) -> Outcome {
+    let ([a, b, c], name) = scene(f).await;
+    let holding = a.write(&name).await?;
+    let gives_up = f.queued(&name, b.write(&name)).await;
     let mut stays = b.write(&name).into_future();
     stays_pending("the second of the process", &mut stays).await;
-    let mut other = queued(f, &name, c.write(&name).into_future()).await;
+    let mut other = f.queued(&name, c.write(&name)).await;
     gives_up.abort();
     drop(gives_up.await);
     assert_eq!(f.view(&name).await.waiters[0].label, "process-1", "its place is kept");
-    holding.release().await.expect("ours to the end");
-    let guard = soon("the second of the process", stays).await.expect("granted");
+    holding.release().await?;
+    let guard = granted(stays).await;
     stays_pending("the other process", &mut other).await;
-    guard.release().await.expect("ours to the end");
-    got("the other process", other).await.release().await.expect("ours to the end");
+    guard.release().await?;
+    granted(other).await.release().await?;
+    Ok(())
 }
 
 /// Far less than a lease: two heartbeats and two response timeouts, a claim, another heartbeat, and a busy machine.
 const SKIPPED: Duration = Duration::from_secs(15);
 
-async fn dead_waiter_is_skipped(f: &Fixture) {
-    let ([a, c], name) = (managers(f).await, f.name());
-    let holding = a.write(&name).lease(Duration::from_secs(300)).await.expect("granted");
+async fn dead_waiter_is_skipped(f: &Fixture) -> Outcome {
+    let ([a, c], name) = scene(f).await;
+    let holding = a.write(&name).lease(Duration::from_secs(300)).await?;
     let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
     let written = name.clone();
     process.start(|manager| Box::pin(manager.write(&written).into_future()));
-    until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
-    let next = queued(f, &name, c.write(&name).lease(Duration::from_secs(300)).into_future()).await;
+    f.until_waiting(1, &name).await;
+    let next = f.queued(&name, c.write(&name).lease(Duration::from_secs(300))).await;
     process.die().await;
-    holding.release().await.expect("ours to the end");
+    holding.release().await?;
     let began = std::time::Instant::now();
-    got("the one behind it", next).await.release().await.expect("ours to the end");
+    granted(next).await.release().await?;
     assert!(began.elapsed() < SKIPPED, "{:?}", began.elapsed());
+    Ok(())
 }
 
-async fn writer_that_dies_waiting_lets_the_readers_behind_it_in(f: &Fixture) {
-    let ([a, c], name) = (managers(f).await, f.name());
-    let holding = a.read(&name).lease(Duration::from_secs(300)).await.expect("granted");
+async fn writer_that_dies_waiting_lets_the_readers_behind_it_in(f: &Fixture) -> Outcome {
+    let ([a, c], name) = scene(f).await;
+    let holding = a.read(&name).lease(Duration::from_secs(300)).await?;
     let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
     let written = name.clone();
     process.start(|manager| Box::pin(manager.write(&written).into_future()));
-    until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
-    let reader = queued(f, &name, c.read(&name).into_future()).await;
+    f.until_waiting(1, &name).await;
+    let reader = f.queued(&name, c.read(&name)).await;
     process.die().await;
-    got("the reader", reader).await.release().await.expect("ours to the end");
-    holding.release().await.expect("ours to the end");
+    granted(reader).await.release().await?;
+    holding.release().await?;
+    Ok(())
 }
 
 async fn silent_death_of_a_holder_is_noticed(f: &Fixture) {
-    let ([b], name) = (managers(f).await, f.name());
+    let ([b], name) = scene(f).await;
     let lease = Duration::from_secs(2);
     let mut process = f.process(Settings { lease, ..Settings::label("dies") }).await;
     let written = name.clone();
@@ -209,20 +178,9 @@ async fn silent_death_of_a_holder_is_noticed(f: &Fixture) {
             })
         })
         .await;
-    let waiting = queued(f, &name, b.write(&name).into_future()).await;
+    let waiting = f.queued(&name, b.write(&name)).await;
     process.die().await;
-    let guard = got("the next", waiting).await;
+    let guard = granted(waiting).await;
     assert!(guard.fencing_token() > watch.fencing_token());
     guard.release().await.expect("ours to the end");
-}
-
-async fn forced_lock_goes_to_the_next_in_the_queue(f: &Fixture) {
-    let ([a, b], name) = (managers(f).await, f.name());
-    let stuck = a.write(&name).await.expect("granted");
-    let next = queued(f, &name, b.write(&name).into_future()).await;
-    f.manager().await.force_release(&name).await.expect("forced");
-    let guard = got("the next", next).await;
-    assert!(guard.fencing_token() > stuck.fencing_token());
-    guard.release().await.expect("ours to the end");
-    drop(stuck);
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, LossReason, Mode, Reentry};
 
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Dropped, Polled, Stalls, soon, start, until};
+use crate::wait::{Dropped, Outcome, Polled, Stalls, granted, soon, start, until};
 
 on_every_queue![
     released_lock_rests_for_everybody_until_its_time,
@@ -36,43 +36,45 @@ async fn rests(f: &Fixture, name: &str) -> bool {
     resting == [true]
 }
 
-async fn released_lock_rests_for_everybody_until_its_time(f: &Fixture) {
+async fn released_lock_rests_for_everybody_until_its_time(f: &Fixture) -> Outcome {
     let (manager, other, name) = (f.manager_with(Settings::label("nightly")).await, f.manager().await, f.name());
     let began = Instant::now();
-    let guard = manager.write(&name).at_least(SHORT).await.expect("granted");
+    let guard = manager.write(&name).at_least(SHORT).await?;
     assert!(!rests(f, &name).await, "somebody is inside");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     for manager in [&manager, &other] {
-        assert!(manager.try_write(&name).await.expect("answered").is_none());
-        assert!(manager.try_read(&name).await.expect("answered").is_none());
+        assert!(manager.try_write(&name).await?.is_none());
+        assert!(manager.try_read(&name).await?.is_none());
     }
-    let view = manager.inspect(&name).await.expect("answered");
+    let view = manager.inspect(&name).await?;
     let [holder] = &view.holders[..] else { panic!("{view:?}") };
     assert_eq!((&*holder.label, holder.mode, holder.is_ours, holder.guards), ("nightly", Mode::Write, true, 0));
     assert!(holder.resting && !holder.cached && holder.remaining <= SHORT + LATE, "{holder:?}");
-    assert!(!other.inspect(&name).await.expect("answered").holders[0].is_ours);
-    let next = soon("the end of the rest", other.write(&name).into_future()).await.expect("granted");
+    assert!(!other.inspect(&name).await?.holders[0].is_ours);
+    let next = granted(other.write(&name)).await;
     // The servers of the cases and this process have one clock.
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
     assert!(next.fencing_token() > view.last_token.expect("it has granted one"));
-    next.release().await.expect("ours to the end");
+    next.release().await?;
+    Ok(())
 }
 
-async fn whatever_ends_the_hold_leaves_a_rest(f: &Fixture) {
+async fn whatever_ends_the_hold_leaves_a_rest(f: &Fixture) -> Outcome {
     let manager = f.manager().await;
     let [dropped, outlived, closed] = [f.name(), f.name(), f.name()];
-    drop(manager.write(&dropped).at_least(LONG).await.expect("granted"));
-    manager.flush().await.expect("released");
+    drop(manager.write(&dropped).at_least(LONG).await?);
+    manager.flush().await?;
     assert!(rests(f, &dropped).await, "after a drop");
     let max_hold = Duration::from_millis(300);
-    let guard = manager.write(&outlived).at_least(LONG).max_hold(max_hold).await.expect("granted");
+    let guard = manager.write(&outlived).at_least(LONG).max_hold(max_hold).await?;
     assert_eq!(soon("the end of the longest time", guard.lost()).await, LossReason::MaxHold);
-    manager.flush().await.expect("released");
+    manager.flush().await?;
     assert!(rests(f, &outlived).await, "after max_hold");
-    let guard = manager.write(&closed).at_least(LONG).await.expect("granted");
-    manager.close().await.expect("closed");
+    let guard = manager.write(&closed).at_least(LONG).await?;
+    manager.close().await?;
     assert_eq!(soon("the end by close", guard.lost()).await, LossReason::Closed);
     assert!(rests(f, &closed).await, "after close");
+    Ok(())
 }
 
 async fn rest_of_a_dead_process_stays(f: &Fixture) {
@@ -89,18 +91,19 @@ async fn rest_of_a_dead_process_stays(f: &Fixture) {
     drop(guard);
 }
 
-async fn force_ends_a_rest(f: &Fixture) {
+async fn force_ends_a_rest(f: &Fixture) -> Outcome {
     let (manager, operator, name) = (f.manager_with(Settings::label("nightly")).await, f.manager().await, f.name());
-    manager.write(&name).at_least(LONG).await.expect("granted").release().await.expect("ours to the end");
-    let ended = operator.force_release(&name).await.expect("forced");
+    manager.write(&name).at_least(LONG).await?.release().await?;
+    let ended = operator.force_release(&name).await?;
     let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.resting)).collect();
     assert_eq!(told, [("nightly", true)]);
-    let guard = manager.try_write(&name).await.expect("answered").expect("free at once");
-    guard.release().await.expect("ours to the end");
+    let guard = manager.try_write(&name).await?.expect("free at once");
+    guard.release().await?;
+    Ok(())
 }
 
 async fn cancelled_acquisition_leaves_no_rest(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut is_granted = 0;
     for polls in 0..12 {
         for dropped in Dropped::EITHER {
@@ -118,12 +121,13 @@ async fn cancelled_acquisition_leaves_no_rest(f: &Fixture) {
     assert!(is_granted > 0, "the last ones are polled to their end");
 }
 
-async fn release_at_once_leaves_no_rest(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let guard = manager.write(&name).at_least(LONG).await.expect("granted");
-    guard.release_at_once().await.expect("ours to the end");
-    let guard = other.try_write(&name).await.expect("answered").expect("free at once");
-    guard.release().await.expect("ours to the end");
+async fn release_at_once_leaves_no_rest(f: &Fixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let guard = manager.write(&name).at_least(LONG).await?;
+    guard.release_at_once().await?;
+    let guard = other.try_write(&name).await?.expect("free at once");
+    guard.release().await?;
+    Ok(())
 }
 
 async fn guard_is_valid_for_its_lease_only(f: &Fixture) {
@@ -135,29 +139,30 @@ async fn guard_is_valid_for_its_lease_only(f: &Fixture) {
     guard.release_at_once().await.expect("ours to the end");
 }
 
-async fn claim_of_a_waiter_is_armed_too(f: &Fixture) {
-    let (manager, other, name) = (f.manager().await, f.manager().await, f.name());
-    let before = other.write(&name).await.expect("granted");
-    let waits = tokio::spawn(manager.write(&name).at_least(LONG).into_future());
-    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
-    before.release().await.expect("ours to the end");
-    let guard = soon("the grant", waits).await.expect("no panic").expect("granted");
+async fn claim_of_a_waiter_is_armed_too(f: &Fixture) -> Outcome {
+    let ([manager, other], name) = f.scene().await;
+    let before = other.write(&name).await?;
+    let waits = f.queued(&name, manager.write(&name).at_least(LONG)).await;
+    before.release().await?;
+    let guard = granted(waits).await;
     assert!(guard.remaining() > Duration::from_secs(5), "it is confirmed: {:?}", guard.remaining());
     drop(guard);
-    manager.flush().await.expect("released");
+    manager.flush().await?;
     assert!(rests(f, &name).await);
+    Ok(())
 }
 
-async fn next_writer_of_the_process_waits_for_the_end_of_the_rest(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+async fn next_writer_of_the_process_waits_for_the_end_of_the_rest(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
     let began = Instant::now();
-    let guard = manager.write(&name).at_least(SHORT).await.expect("granted");
+    let guard = manager.write(&name).at_least(SHORT).await?;
     let mut next = manager.write(&name).into_future();
     start(&mut next);
-    guard.release().await.expect("ours to the end");
-    let next = soon("the end of the rest", next).await.expect("granted");
+    guard.release().await?;
+    let next = granted(next).await;
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
-    next.release().await.expect("ours to the end");
+    next.release().await?;
+    Ok(())
 }
 
 /// Time that the clocks' difference and `at_least` leave of a minute.
@@ -212,31 +217,31 @@ async fn take(f: &Fixture, manager: &Manager, name: &str) -> Option<redis_rwlock
 }
 
 async fn rest_is_kept_or_refused_before_anything_is_sent(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     if let Some(guard) = take(f, &manager, &name).await {
         guard.release().await.expect("ours to the end");
         assert!(rests(f, &name).await);
     }
     for never in [Duration::ZERO, Duration::MAX] {
         let refused = manager.write(&name).at_least(never).await.expect_err("no such time");
-        assert!(matches!(refused, Error::InvalidOption { option: "at_least", .. }), "{refused:?}");
+        assert_matches!(refused, Error::InvalidOption { option: "at_least", .. });
     }
 }
 
-async fn hold_with_a_rest_neither_nests_nor_converts(f: &Fixture) {
-    let (manager, name) =
-        (f.manager_with(Settings { reentry: Reentry::PerTask, ..Settings::default() }).await, f.name());
-    let outer = manager.write(&name).await.expect("granted");
+async fn hold_with_a_rest_neither_nests_nor_converts(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings { reentry: Reentry::PerTask, ..Settings::default() }).await;
+    let outer = manager.write(&name).await?;
     let nested = manager.write(&name).at_least(LONG).await.expect_err("nested");
-    assert!(matches!(nested, Error::InvalidOption { option: "at_least", .. }), "{nested:?}");
-    outer.release().await.expect("ours to the end");
+    assert_matches!(nested, Error::InvalidOption { option: "at_least", .. });
+    outer.release().await?;
     let other = f.name();
-    let Some(guard) = take(f, &manager, &other).await else { return };
+    let Some(guard) = take(f, &manager, &other).await else { return Ok(()) };
     let refused = guard.downgrade().await.expect_err("it stays exclusive");
     assert!(matches!(refused.error(), Error::InvalidOption { option: "at_least", .. }), "{refused:?}");
-    let inner = manager.read(&other).await.expect("nested");
+    let inner = manager.read(&other).await?;
     let guard = refused.into_guard();
-    guard.release().await.expect("shared");
-    inner.release().await.expect("ours to the end");
+    guard.release().await?;
+    inner.release().await?;
     assert!(rests(f, &other).await, "after the last guard");
+    Ok(())
 }

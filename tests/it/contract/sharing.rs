@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{HoldState, LossReason};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_own_format, on_every_queue};
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, stays_pending};
 
 on_every_fixture![
     readers_of_a_process_are_one_holder,
@@ -13,7 +13,6 @@ on_every_fixture![
     guards_end_at_their_own_time,
     loss_reaches_all_guards,
     forgotten_guard_does_not_cut_its_neighbours,
-    waiting_writer_here_stops_readers_here,
 ];
 
 // Leases in the format of Redisson are shorter, its listing is of the whole server, and it refuses some names.
@@ -31,62 +30,66 @@ on_every_queue![
     reader_beside_a_waiting_writer_elsewhere_does_not_join,
 ];
 
-async fn readers_of_a_process_are_one_holder(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+async fn readers_of_a_process_are_one_holder(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
     let mut guards = Vec::new();
     for _ in 0..50 {
-        guards.push(manager.read(&name).await.expect("granted"));
+        guards.push(manager.read(&name).await?);
     }
     assert_eq!(f.view(&name).await.holders.len(), 1);
     let last = guards.pop().expect("fifty");
     for guard in guards {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
     assert_eq!(f.view(&name).await.holders.len(), 1, "one guard is left");
-    last.release().await.expect("ours to the end");
+    last.release().await?;
     assert!(f.view(&name).await.is_free(), "the server knows when the last release returns");
+    Ok(())
 }
 
-async fn hold_outlives_the_guard_that_took_it(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let first = manager.read(&name).await.expect("granted");
-    let second = manager.read(&name).await.expect("joined");
-    first.release().await.expect("ours to the end");
+async fn hold_outlives_the_guard_that_took_it(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let first = manager.read(&name).await?;
+    let second = manager.read(&name).await?;
+    first.release().await?;
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(second.state(), HoldState::Held);
-    assert!(f.manager().await.try_write(&name).await.expect("answered").is_none());
-    second.release().await.expect("ours to the end");
+    assert!(f.manager().await.try_write(&name).await?.is_none());
+    second.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn guards_end_at_their_own_time(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let long = manager.read(&name).await.expect("granted");
-    let short = manager.read(&name).max_hold(SHORT).await.expect("joined");
+async fn guards_end_at_their_own_time(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let long = manager.read(&name).await?;
+    let short = manager.read(&name).max_hold(SHORT).await?;
     assert!(short.remaining() <= SHORT);
     assert_eq!(soon("its end", short.lost()).await, LossReason::MaxHold);
     assert_eq!((long.state(), short.state()), (HoldState::Held, HoldState::Lost(LossReason::MaxHold)));
     short.release().await.expect_err("it is over");
     tokio::time::sleep(RENEWED).await;
-    long.release().await.expect("ours to the end");
+    long.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn longest_lease_of_the_guards_counts(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let short = manager.read(&name).await.expect("granted");
-    let long = manager.read(&name).lease(Duration::from_secs(60)).await.expect("joined");
+async fn longest_lease_of_the_guards_counts(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let short = manager.read(&name).await?;
+    let long = manager.read(&name).lease(Duration::from_secs(60)).await?;
     let view = f.view(&name).await;
     let longest = view.holders.iter().map(|holder| holder.remaining).max().expect("held");
     assert!(longest > Duration::from_secs(50), "{longest:?}");
     assert!(long.remaining() > Duration::from_secs(20), "{:?}", long.remaining());
-    short.release().await.expect("ours to the end");
-    long.release().await.expect("ours to the end");
+    short.release().await?;
+    long.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn loss_reaches_all_guards(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let guards = [0; 3].map(|_| manager.read(&name).into_future());
     let guards = futures_util::future::join_all(guards).await;
     f.manager().await.force_release(&name).await.expect("forced");
@@ -97,97 +100,91 @@ async fn loss_reaches_all_guards(f: &Fixture) {
     }
 }
 
-async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let kept = manager.read(&name).await.expect("granted");
-    std::mem::forget(manager.read(&name).max_hold(SHORT).await.expect("joined"));
+async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let kept = manager.read(&name).await?;
+    std::mem::forget(manager.read(&name).max_hold(SHORT).await?);
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(kept.state(), HoldState::Held);
-    kept.release().await.expect("ours to the end");
+    kept.release().await?;
     // What is forgotten is over by itself, and then the hold is.
     f.becomes_free(&name).await;
-}
-
-async fn waiting_writer_here_stops_readers_here(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let reading = manager.read(&name).await.expect("granted");
-    let mut writer = manager.write(&name).into_future();
-    stays_pending("the write", &mut writer).await;
-    assert!(manager.try_read(&name).await.expect("answered").is_none());
-    reading.release().await.expect("ours to the end");
-    soon("the writer's grant", writer).await.expect("granted").release().await.expect("ours to the end");
+    Ok(())
 }
 
 const LONG: Duration = Duration::from_secs(60);
 
-async fn reader_that_enters_with_anothers_hold_has_half_of_its_lease(f: &Fixture) {
+async fn reader_that_enters_with_anothers_hold_has_half_of_its_lease(f: &Fixture) -> Outcome {
     let (here, there, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.manager().await, f.name());
-    let writing = there.write(&name).await.expect("granted");
+    let writing = there.write(&name).await?;
     let mut first = here.read(&name).into_future();
     stays_pending("the first", &mut first).await;
     let mut second = here.read(&name).lease(LONG).into_future();
     stays_pending("the second", &mut second).await;
-    writing.release().await.expect("ours to the end");
-    let first = soon("the first", first).await.expect("granted");
-    let second = soon("the second", second).await.expect("enters with it");
+    writing.release().await?;
+    let first = granted(first).await;
+    let second = soon("the second", second).await?;
     assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
-    first.release().await.expect("ours to the end");
-    second.release().await.expect("ours to the end");
+    first.release().await?;
+    second.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn writer_that_goes_on_with_anothers_hold_has_half_of_its_lease(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     for _ in 0..20 {
         let first = manager.write(&name).await.expect("granted");
         let mut second = manager.write(&name).lease(LONG).into_future();
         crate::wait::start(&mut second);
         // At once, so that it is handed on within this process where there are turns.
         drop(first);
-        let second = soon("the second", second).await.expect("granted");
+        let second = granted(second).await;
         assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
         second.release().await.expect("ours to the end");
     }
     f.becomes_free(&name).await;
 }
 
-async fn writer_that_goes_on_with_a_claim_has_half_of_its_lease(f: &Fixture) {
+async fn writer_that_goes_on_with_a_claim_has_half_of_its_lease(f: &Fixture) -> Outcome {
     let (here, there, name) = (f.manager_with(Settings::lease(LONG)).await, f.manager().await, f.name());
-    let elsewhere = there.write(&name).await.expect("granted");
+    let elsewhere = there.write(&name).await?;
     let mut first = here.write(&name).into_future();
     stays_pending("the first", &mut first).await;
     let mut second = here.write(&name).into_future();
     stays_pending("the second", &mut second).await;
     let first = tokio::spawn(async move { first.await.expect("granted").release().await });
-    elsewhere.release().await.expect("ours to the end");
-    let second = soon("the second", second).await.expect("granted");
+    elsewhere.release().await?;
+    let second = granted(second).await;
     assert!(second.remaining() > LONG / 2, "{:?}", second.remaining());
-    soon("the first", first).await.expect("no panic").expect("ours to the end");
-    second.release().await.expect("ours to the end");
+    soon("the first", first).await??;
+    second.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn writers_of_a_process_have_a_token_each(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let first = manager.write(&name).await.expect("granted");
+async fn writers_of_a_process_have_a_token_each(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let first = manager.write(&name).await?;
     let mut waiting = [0; 4].map(|_| manager.write(&name).into_future());
     for waiter in &mut waiting {
         stays_pending("the write", waiter).await;
     }
     let mut tokens = vec![first.fencing_token()];
     // Long beyond the time of a turn: the hold goes back to the server and is asked for again.
-    first.release().await.expect("ours to the end");
+    first.release().await?;
     for waiter in waiting {
-        let guard = soon("the next turn", waiter).await.expect("granted");
+        let guard = granted(waiter).await;
         tokens.push(guard.fencing_token());
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "{tokens:?}");
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn handed_over_writer_is_renewed(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+async fn handed_over_writer_is_renewed(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let (one, other) = (manager.write(&name).into_future(), manager.write(&name).into_future());
     let first = tokio::spawn(async move { one.await.expect("granted").release().await });
     let second = tokio::spawn(async move {
@@ -195,13 +192,14 @@ async fn handed_over_writer_is_renewed(f: &Fixture) {
         tokio::time::sleep(RENEWED * 3 / 2).await;
         guard.state()
     });
-    soon("the first", first).await.expect("no panic").expect("ours to the end");
-    assert_eq!(soon("the second", second).await.expect("no panic"), HoldState::Held);
+    soon("the first", first).await??;
+    assert_eq!(soon("the second", second).await?, HoldState::Held);
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     for _ in 0..20 {
         let first = manager.write(&name).await.expect("granted");
         let mut second = manager.write(&name).into_future();
@@ -211,25 +209,25 @@ async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
         // At once, so that it is handed on within this process where there are turns.
         drop(first);
         drop(second);
-        soon("the third", third).await.expect("granted").release().await.expect("ours to the end");
+        granted(third).await.release().await.expect("ours to the end");
     }
     f.becomes_free(&name).await;
 }
 
-async fn reader_beside_a_waiting_writer_elsewhere_does_not_join(f: &Fixture) {
+async fn reader_beside_a_waiting_writer_elsewhere_does_not_join(f: &Fixture) -> Outcome {
     let window = Settings { join_window: Duration::ZERO, ..Settings::default() };
     let (here, there, name) = (f.manager_with(window).await, f.manager().await, f.name());
-    let reading = here.read(&name).await.expect("granted");
+    let reading = here.read(&name).await?;
     let joined = here.read(&name).await.expect("nobody waits: it is asked and joins");
-    let writer = tokio::spawn(there.write(&name).into_future());
-    until("the writer waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let writer = f.queued(&name, there.write(&name)).await;
     let mut late = here.read(&name).into_future();
     stays_pending("the read", &mut late).await;
-    reading.release().await.expect("ours to the end");
+    reading.release().await?;
     stays_pending("the read", &mut late).await;
-    joined.release().await.expect("ours to the end");
-    let writing = soon("the writer", writer).await.expect("no panic").expect("granted");
+    joined.release().await?;
+    let writing = granted(writer).await;
     stays_pending("the read", &mut late).await;
-    writing.release().await.expect("ours to the end");
-    soon("the reader", late).await.expect("granted").release().await.expect("ours to the end");
+    writing.release().await?;
+    granted(late).await.release().await?;
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, LossReason, Mode, Reentry};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Dropped, Polled, soon, until};
+use crate::wait::{Dropped, Outcome, Polled, granted, until};
 
 on_every_queue![
     ticket_keeps_others_out_until_another_process_adopts_it,
@@ -25,50 +25,52 @@ on_every_fixture![guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent
 /// Longer than any case.
 const LONG: Duration = Duration::from_secs(300);
 
-async fn ticket_keeps_others_out_until_another_process_adopts_it(f: &Fixture) {
+async fn ticket_keeps_others_out_until_another_process_adopts_it(f: &Fixture) -> Outcome {
     let (manager, worker, name) = (f.manager_with(Settings::label("web")).await, f.manager().await, f.name());
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     let token = guard.fencing_token();
-    let ticket = guard.detach(LONG).await.expect("detached");
+    let ticket = guard.detach(LONG).await?;
     assert_eq!((ticket.name(), ticket.mode(), ticket.valid_for()), (&*name, Mode::Write, LONG));
     for manager in [&manager, &worker] {
-        assert!(manager.try_write(&name).await.expect("answered").is_none());
-        assert!(manager.try_read(&name).await.expect("answered").is_none());
+        assert!(manager.try_write(&name).await?.is_none());
+        assert!(manager.try_read(&name).await?.is_none());
     }
-    let view = worker.inspect(&name).await.expect("answered");
+    let view = worker.inspect(&name).await?;
     let [holder] = &view.holders[..] else { panic!("{view:?}") };
     assert_eq!((&*holder.label, holder.mode, holder.detached, holder.guards), ("web", Mode::Write, true, 0));
     assert!(!holder.is_ours && !holder.cached && !holder.resting && holder.remaining <= LONG, "{holder:?}");
     assert!(holder.remaining > LONG / 2, "{holder:?}");
-    let guard = worker.adopt_write(ticket.clone()).await.expect("adopted");
+    let guard = worker.adopt_write(ticket.clone()).await?;
     assert!(guard.fencing_token() > ticket.fencing_token() && ticket.fencing_token() > token);
-    let view = manager.inspect(&name).await.expect("answered");
+    let view = manager.inspect(&name).await?;
     let [holder] = &view.holders[..] else { panic!("{view:?}") };
     assert!(!holder.detached && holder.remaining < LONG / 2, "{holder:?}");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     assert!(f.view(&name).await.is_free());
+    Ok(())
 }
 
-async fn ticket_of_a_reader_keeps_writers_out_and_lets_readers_in(f: &Fixture) {
-    let (manager, worker, name) = (f.manager().await, f.manager().await, f.name());
-    let neighbour = worker.read(&name).await.expect("granted");
-    let guard = manager.read(&name).await.expect("granted");
+async fn ticket_of_a_reader_keeps_writers_out_and_lets_readers_in(f: &Fixture) -> Outcome {
+    let ([manager, worker], name) = f.scene().await;
+    let neighbour = worker.read(&name).await?;
+    let guard = manager.read(&name).await?;
     let token = guard.fencing_token();
-    let ticket = guard.detach(LONG).await.expect("detached");
-    neighbour.release().await.expect("ours to the end");
-    assert!(worker.try_write(&name).await.expect("answered").is_none());
-    let beside = worker.try_read(&name).await.expect("answered").expect("readers share");
-    let adopted = manager.adopt_read(ticket).await.expect("adopted");
+    let ticket = guard.detach(LONG).await?;
+    neighbour.release().await?;
+    assert!(worker.try_write(&name).await?.is_none());
+    let beside = worker.try_read(&name).await?.expect("readers share");
+    let adopted = manager.adopt_read(ticket).await?;
     assert_eq!((adopted.fencing_token(), beside.fencing_token()), (token, token), "one phase");
-    beside.release().await.expect("ours to the end");
-    assert!(worker.try_write(&name).await.expect("answered").is_none());
-    adopted.release().await.expect("ours to the end");
-    worker.try_write(&name).await.expect("answered").expect("free").release().await.expect("ours to the end");
+    beside.release().await?;
+    assert!(worker.try_write(&name).await?.is_none());
+    adopted.release().await?;
+    worker.try_write(&name).await?.expect("free").release().await?;
+    Ok(())
 }
 
-async fn ticket_works_once(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
+async fn ticket_works_once(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let ticket = manager.write(&name).await?.detach(LONG).await?;
     let adopters = [f.manager().await, f.manager().await];
     let [one, other] = adopters.each_ref().map(|adopter| adopter.adopt_write(ticket.clone()));
     let (one, other) = tokio::join!(one, other);
@@ -76,11 +78,12 @@ async fn ticket_works_once(f: &Fixture) {
         (Ok(guard), Err(error)) | (Err(error), Ok(guard)) => (guard, error),
         both => panic!("{both:?}"),
     };
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
-    guard.release().await.expect("ours to the end");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    guard.release().await?;
     let error = manager.adopt_write(ticket).await.expect_err("it was used");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
     assert!(f.view(&name).await.is_free());
+    Ok(())
 }
 
 async fn ticket_of_a_dead_process_is_adopted(f: &Fixture) {
@@ -103,108 +106,113 @@ async fn ticket_of_a_dead_process_is_adopted(f: &Fixture) {
     guard.release().await.expect("ours to the end");
 }
 
-async fn unused_ticket_ends_with_its_time(f: &Fixture) {
+async fn unused_ticket_ends_with_its_time(f: &Fixture) -> Outcome {
     let (manager, name, valid_for) = (f.manager().await, f.name(), Duration::from_millis(1_200));
     let began = Instant::now();
-    let ticket = manager.write(&name).await.expect("granted").detach(valid_for).await.expect("detached");
+    let ticket = manager.write(&name).await?.detach(valid_for).await?;
     manager.close().await.expect("`close` leaves it");
-    let next = soon("the end of the ticket", f.manager().await.write(&name).into_future()).await.expect("granted");
+    let next = granted(f.manager().await.write(&name)).await;
     assert!(began.elapsed() >= valid_for, "{:?}", began.elapsed());
     let error = f.manager().await.adopt_write(ticket).await.expect_err("it is over");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Gone, .. }), "{error:?}");
-    next.release().await.expect("ours to the end");
+    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    next.release().await?;
+    Ok(())
 }
 
-async fn force_ends_a_ticket(f: &Fixture) {
+async fn force_ends_a_ticket(f: &Fixture) -> Outcome {
     let (manager, operator, name) = (f.manager_with(Settings::label("web")).await, f.manager().await, f.name());
-    let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
-    let ended = operator.force_release(&name).await.expect("forced");
+    let ticket = manager.write(&name).await?.detach(LONG).await?;
+    let ended = operator.force_release(&name).await?;
     let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.detached)).collect();
     assert_eq!(told, [("web", true)]);
     let error = manager.adopt_write(ticket).await.expect_err("it is over");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
-    manager.try_write(&name).await.expect("answered").expect("free").release().await.expect("ours to the end");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    manager.try_write(&name).await?.expect("free").release().await?;
+    Ok(())
 }
 
-async fn waiter_gets_the_lock_after_the_adopter(f: &Fixture) {
-    let (manager, worker, waiter, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
-    let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
-    let waits = tokio::spawn(waiter.write(&name).into_future());
-    until("it waits", async || !f.view(&name).await.waiters.is_empty()).await;
+async fn waiter_gets_the_lock_after_the_adopter(f: &Fixture) -> Outcome {
+    let ([manager, worker, waiter], name) = f.scene().await;
+    let ticket = manager.write(&name).await?.detach(LONG).await?;
+    let waits = f.queued(&name, waiter.write(&name)).await;
     let guard = worker.adopt_write(ticket).await.expect("a waiter is no obstacle");
     let token = guard.fencing_token();
-    guard.release().await.expect("ours to the end");
-    let next = soon("the grant", waits).await.expect("no panic").expect("granted");
+    guard.release().await?;
+    let next = granted(waits).await;
     assert!(next.fencing_token() > token);
-    next.release().await.expect("ours to the end");
+    next.release().await?;
+    Ok(())
 }
 
-async fn cancelled_detachment_leaves_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+async fn cancelled_detachment_leaves_nothing(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
     let mut detached = 0;
     for polls in 0..8 {
         for dropped in Dropped::EITHER {
-            let guard = manager.write(&name).await.expect("granted");
+            let guard = manager.write(&name).await?;
             match Polled::then(polls, dropped, guard.detach(LONG)).await {
                 Some(ticket) => {
                     detached += 1;
-                    let guard = manager.adopt_write(ticket.expect("detached")).await.expect("adopted");
-                    guard.release().await.expect("ours to the end");
+                    let guard = manager.adopt_write(ticket.expect("detached")).await?;
+                    guard.release().await?;
                 }
-                None => manager.flush().await.expect("given back"),
+                None => manager.flush().await?,
             }
             until("the lock is free", async || f.view(&name).await.is_free()).await;
         }
     }
     assert!(detached > 0, "the last ones are polled to their end");
+    Ok(())
 }
 
-async fn cancelled_adoption_leaves_nothing(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+async fn cancelled_adoption_leaves_nothing(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
     let mut adopted = 0;
     for polls in 1..8 {
         for dropped in Dropped::EITHER {
-            let ticket = manager.write(&name).await.expect("granted").detach(LONG).await.expect("detached");
+            let ticket = manager.write(&name).await?.detach(LONG).await?;
             match Polled::then(polls, dropped, manager.adopt_write(ticket)).await {
                 Some(guard) => {
                     adopted += 1;
-                    guard.expect("adopted").release().await.expect("ours to the end");
+                    guard.expect("adopted").release().await?;
                 }
-                None => manager.flush().await.expect("given back"),
+                None => manager.flush().await?,
             }
             until("the lock is free", async || f.view(&name).await.is_free()).await;
         }
     }
     assert!(adopted > 0, "the last ones are polled to their end");
+    Ok(())
 }
 
-async fn guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent(f: &Fixture) {
+async fn guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent(f: &Fixture) -> Outcome {
     let nests = Settings { reentry: Reentry::PerTask, ..Settings::default() };
-    let (manager, name) = (f.manager_with(nests).await, f.name());
-    let outer = manager.write(&name).await.expect("granted");
-    let inner = manager.read(&name).await.expect("nested");
+    let ([manager], name) = f.scene_with(nests).await;
+    let outer = manager.write(&name).await?;
+    let inner = manager.read(&name).await?;
     let refused = outer.detach(LONG).await.expect_err("another guard shares the hold");
     let Error::InvalidOption { option: "detach", reason, .. } = refused.error() else { panic!("{refused:?}") };
     let is_able = !reason.contains("masters") && !reason.contains("Redisson");
-    inner.release().await.expect("shared");
+    inner.release().await?;
     match refused.into_guard().detach(LONG).await {
         Ok(ticket) => {
             assert!(is_able);
-            let guard = manager.adopt_write(ticket).await.expect("adopted");
+            let guard = manager.adopt_write(ticket).await?;
             let inner = manager.read(&name).await.expect("nested in the adopted one");
-            guard.release().await.expect("shared");
-            inner.release().await.expect("ours to the end");
+            guard.release().await?;
+            inner.release().await?;
         }
         Err(refused) => {
             assert!(!is_able, "{refused:?}");
-            refused.into_guard().release().await.expect("ours to the end");
+            refused.into_guard().release().await?;
         }
     }
     let resting = manager.write(&name).at_least(LONG).try_now().await;
     if let Ok(Some(guard)) = resting {
         let refused = guard.detach(LONG).await.expect_err("it rests");
         assert!(matches!(refused.error(), Error::InvalidOption { option: "detach", .. }), "{refused:?}");
-        refused.into_guard().release_at_once().await.expect("ours to the end");
+        refused.into_guard().release_at_once().await?;
     }
     until("the lock is free", async || f.view(&name).await.is_free()).await;
+    Ok(())
 }

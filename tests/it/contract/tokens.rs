@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{FencingToken, ReadGuard};
 
 use crate::fixture::{Fixture, Manager, Settings, now_us, on_every_fixture};
+use crate::wait::Outcome;
 
 on_every_fixture![
     tokens_grow_from_phase_to_phase,
@@ -33,7 +34,7 @@ async fn read_token(manager: &Manager, name: &str) -> FencingToken {
 }
 
 async fn tokens_grow_from_phase_to_phase(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
+    let ([a, b], name) = f.scene().await;
     let mut tokens = Vec::new();
     for _ in 0..5 {
         tokens.push(write_token(&a, &name).await);
@@ -45,18 +46,19 @@ async fn tokens_grow_from_phase_to_phase(f: &Fixture) {
     is_the_last_given(f, &name, *tokens.last().expect("twenty")).await;
 }
 
-async fn readers_of_a_phase_share_their_token(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
-    let first = read(&a, &name).await.expect("granted");
-    let second = read(&b, &name).await.expect("granted");
+async fn readers_of_a_phase_share_their_token(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
+    let first = read(&a, &name).await?;
+    let second = read(&b, &name).await?;
     let token = first.fencing_token();
     is_shared(f, second.fencing_token(), token);
-    first.release().await.expect("released");
-    let third = read(&a, &name).await.expect("granted");
+    first.release().await?;
+    let third = read(&a, &name).await?;
     is_shared(f, third.fencing_token(), token);
-    second.release().await.expect("released");
-    third.release().await.expect("released");
+    second.release().await?;
+    third.release().await?;
     assert!(read_token(&a, &name).await > token);
+    Ok(())
 }
 
 /// The phase goes on while one reader is left. At a quorum a reader may have a higher token than those inside with it: a master that
@@ -69,19 +71,20 @@ fn is_shared(f: &Fixture, token: FencingToken, first: FencingToken) {
     }
 }
 
-async fn tokens_grow_across_force_release(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager().await, f.name());
-    let stuck = a.write(&name).await.expect("granted");
-    b.force_release(&name).await.expect("forced");
+async fn tokens_grow_across_force_release(f: &Fixture) -> Outcome {
+    let ([a, b], name) = f.scene().await;
+    let stuck = a.write(&name).await?;
+    b.force_release(&name).await?;
     is_the_last_given(f, &name, stuck.fencing_token()).await;
-    let next = b.write(&name).await.expect("granted");
+    let next = b.write(&name).await?;
     assert!(next.fencing_token() > stuck.fencing_token());
-    b.force_release(&name).await.expect("forced");
+    b.force_release(&name).await?;
     assert!(read_token(&b, &name).await > next.fencing_token());
+    Ok(())
 }
 
 async fn token_is_the_same_wherever_it_is_asked_for(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await.expect("granted");
     let token = guard.fencing_token();
     assert_eq!(guard.watch().fencing_token(), token);

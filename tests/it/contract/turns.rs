@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, stays_pending};
 
 on_every_fixture![
     downgraded_guard_reads_on_and_lets_readers_in,
@@ -24,139 +24,148 @@ on_every_queue![
     upgrade_is_refused_while_a_writer_waits_elsewhere
 ];
 
-async fn downgraded_guard_reads_on_and_lets_readers_in(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
-    let writing = here.write(&name).await.expect("granted");
+async fn downgraded_guard_reads_on_and_lets_readers_in(f: &Fixture) -> Outcome {
+    let ([here, there], name) = f.scene().await;
+    let writing = here.write(&name).await?;
     let token = writing.fencing_token();
-    let reading = writing.downgrade().await.expect("downgraded");
+    let reading = writing.downgrade().await?;
     assert!(reading.fencing_token() > token);
     assert_eq!(reading.state(), HoldState::Held);
-    assert!(there.try_write(&name).await.expect("answered").is_none());
-    let beside = there.try_read(&name).await.expect("answered").expect("readers share");
+    assert!(there.try_write(&name).await?.is_none());
+    let beside = there.try_read(&name).await?.expect("readers share");
     assert_eq!(f.view(&name).await.holders.iter().filter(|holder| holder.mode == Mode::Read).count(), 2);
-    reading.release().await.expect("ours to the end");
-    beside.release().await.expect("ours to the end");
+    reading.release().await?;
+    beside.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn upgraded_guard_is_alone(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
-    let reading = here.read(&name).await.expect("granted");
+async fn upgraded_guard_is_alone(f: &Fixture) -> Outcome {
+    let ([here, there], name) = f.scene().await;
+    let reading = here.read(&name).await?;
     let token = reading.fencing_token();
-    let writing = reading.try_upgrade().await.expect("the only reader");
+    let writing = reading.try_upgrade().await?;
     assert!(writing.fencing_token() > token);
     for manager in [&here, &there] {
-        assert!(manager.try_read(&name).await.expect("answered").is_none());
-        assert!(manager.try_write(&name).await.expect("answered").is_none());
+        assert!(manager.try_read(&name).await?.is_none());
+        assert!(manager.try_write(&name).await?.is_none());
     }
-    writing.release().await.expect("ours to the end");
+    writing.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn upgrade_beside_a_reader_is_a_conflict_and_reads_on(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
+async fn upgrade_beside_a_reader_is_a_conflict_and_reads_on(f: &Fixture) -> Outcome {
+    let ([here, there], name) = f.scene().await;
     for other in [&here, &there] {
-        let reading = here.read(&name).await.expect("granted");
-        let beside = other.read(&name).await.expect("granted");
+        let reading = here.read(&name).await?;
+        let beside = other.read(&name).await?;
         let refused = reading.try_upgrade().await.expect_err("another reads");
         assert!(matches!(refused.error(), Error::UpgradeConflict { lock, .. } if **lock == *name), "{refused:?}");
         let reading = refused.into_guard();
         assert_eq!(reading.state(), HoldState::Held);
-        assert!(there.try_write(&name).await.expect("answered").is_none());
-        beside.release().await.expect("ours to the end");
+        assert!(there.try_write(&name).await?.is_none());
+        beside.release().await?;
         let writing = reading.try_upgrade().await.expect("the only reader now");
-        writing.release().await.expect("ours to the end");
+        writing.release().await?;
     }
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn upgrade_is_refused_while_a_writer_waits_here(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let reading = manager.read(&name).await.expect("granted");
+async fn upgrade_is_refused_while_a_writer_waits_here(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let reading = manager.read(&name).await?;
     let mut waiting = manager.write(&name).into_future();
     stays_pending("the write", &mut waiting).await;
     let refused = reading.try_upgrade().await.expect_err("a writer waits");
     assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
-    refused.into_guard().release().await.expect("ours to the end");
-    soon("the writer's grant", waiting).await.expect("granted").release().await.expect("ours to the end");
+    refused.into_guard().release().await?;
+    granted(waiting).await.release().await?;
+    Ok(())
 }
 
-async fn upgrade_is_refused_while_a_writer_waits_elsewhere(f: &Fixture) {
-    let (here, there, name) = (f.manager().await, f.manager().await, f.name());
-    let reading = here.read(&name).await.expect("granted");
-    let waiting = tokio::spawn(there.write(&name).into_future());
-    until("the writer waits", async || f.view(&name).await.waiters.len() == 1).await;
+async fn upgrade_is_refused_while_a_writer_waits_elsewhere(f: &Fixture) -> Outcome {
+    let ([here, there], name) = f.scene().await;
+    let reading = here.read(&name).await?;
+    let waiting = f.queued(&name, there.write(&name)).await;
     let refused = reading.try_upgrade().await.expect_err("a writer waits");
     assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
-    refused.into_guard().release().await.expect("ours to the end");
-    soon("the writer's grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    refused.into_guard().release().await?;
+    granted(waiting).await.release().await?;
+    Ok(())
 }
 
-async fn downgrade_lets_waiting_readers_in_before_waiting_writers(f: &Fixture) {
-    let (a, b, c, name) = (f.manager().await, f.manager().await, f.manager().await, f.name());
-    let writing = a.write(&name).await.expect("granted");
+async fn downgrade_lets_waiting_readers_in_before_waiting_writers(f: &Fixture) -> Outcome {
+    let ([a, b, c], name) = f.scene().await;
+    let writing = a.write(&name).await?;
     let mut writer = b.write(&name).into_future();
     stays_pending("the write", &mut writer).await;
     let reader = tokio::spawn(c.read(&name).into_future());
     let here = tokio::spawn(a.read(&name).into_future());
-    until("all wait", async || f.view(&name).await.waiters.len() == 3).await;
-    let reading = writing.downgrade().await.expect("downgraded");
-    let beside = soon("the other reader", reader).await.expect("no panic").expect("granted");
-    let here = soon("the reader here", here).await.expect("no panic").expect("granted");
+    f.until_waiting(3, &name).await;
+    let reading = writing.downgrade().await?;
+    let beside = granted(reader).await;
+    let here = granted(here).await;
     assert_eq!(beside.fencing_token(), reading.fencing_token(), "one phase");
     stays_pending("the write", &mut writer).await;
     for guard in [reading, beside, here] {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
-    soon("the writer", writer).await.expect("granted").release().await.expect("ours to the end");
+    granted(writer).await.release().await?;
+    Ok(())
 }
 
-async fn turned_holds_are_renewed(f: &Fixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
-    let reading = manager.write(&name).await.expect("granted").downgrade().await.expect("downgraded");
+async fn turned_holds_are_renewed(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let reading = manager.write(&name).await?.downgrade().await?;
     tokio::time::sleep(RENEWED * 5 / 4).await;
     assert_eq!(reading.state(), HoldState::Held);
-    let writing = reading.try_upgrade().await.expect("the only reader");
+    let writing = reading.try_upgrade().await?;
     tokio::time::sleep(RENEWED * 5 / 4).await;
     assert_eq!(writing.state(), HoldState::Held);
-    writing.release().await.expect("ours to the end");
+    writing.release().await?;
+    Ok(())
 }
 
-async fn watch_of_a_turned_guard_says_released(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let writing = manager.write(&name).await.expect("granted");
+async fn watch_of_a_turned_guard_says_released(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let writing = manager.write(&name).await?;
     let watch = writing.watch();
-    let reading = writing.downgrade().await.expect("downgraded");
+    let reading = writing.downgrade().await?;
     assert_eq!(soon("the end", watch.ended()).await, Ended::Released);
-    reading.release().await.expect("ours to the end");
+    reading.release().await?;
+    Ok(())
 }
 
-async fn turn_of_a_lost_guard_is_an_error_with_the_guard(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let writing = manager.write(&name).max_hold(SHORT).await.expect("granted");
+async fn turn_of_a_lost_guard_is_an_error_with_the_guard(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let writing = manager.write(&name).max_hold(SHORT).await?;
     assert_eq!(soon("the loss", writing.lost()).await, LossReason::MaxHold);
     let error = writing.downgrade().await.expect_err("it is over");
     assert!(matches!(error.error(), Error::Lost { reason: LossReason::MaxHold, .. }), "{error:?}");
     drop(error.into_guard());
     f.becomes_free(&name).await;
-    let reading = manager.read(&name).await.expect("granted");
-    f.manager().await.force_release(&name).await.expect("forced");
+    let reading = manager.read(&name).await?;
+    f.manager().await.force_release(&name).await?;
     let error = reading.try_upgrade().await.expect_err("it is over");
     assert!(matches!(error.error(), Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
     drop(error);
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn nested_guards_only_count_when_they_turn(f: &Fixture) {
-    let (manager, name) = (f.manager().await, f.name());
-    let outer = manager.write(&name).reentrant().await.expect("granted");
-    let inner = manager.write(&name).reentrant().await.expect("nested");
+async fn nested_guards_only_count_when_they_turn(f: &Fixture) -> Outcome {
+    let ([manager], name) = f.scene().await;
+    let outer = manager.write(&name).reentrant().await?;
+    let inner = manager.write(&name).reentrant().await?;
     let inner = inner.downgrade().await.expect("it only counts");
-    assert!(f.manager().await.try_read(&name).await.expect("answered").is_none(), "the outer one still writes");
+    assert!(f.manager().await.try_read(&name).await?.is_none(), "the outer one still writes");
     let inner = inner.try_upgrade().await.expect("nested in a write");
     outer.release().await.expect("not the last");
-    inner.release().await.expect("ours to the end");
+    inner.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 /// A lease beyond all bounds: what goes away has been given back.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Acquiring, Error, Guard, LockView, WriteGuard};
 
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture};
-use crate::wait::BOUND;
+use crate::wait::{BOUND, Outcome};
 
 on_every_fixture![
     caller_that_gave_up_has_no_place_and_no_hold,
@@ -29,7 +29,7 @@ async fn patient(f: &Fixture, label: &str) -> Manager {
 
 async fn gives_up<G: Guard>(acquiring: Acquiring<G>) {
     let error = acquiring.await.expect_err("others hold it");
-    assert!(matches!(error, Error::WaitTimeout { confirmed: true, .. }), "{error:?}");
+    assert_matches!(error, Error::WaitTimeout { confirmed: true, .. });
 }
 
 fn assert_nothing_of_the_caller(view: &LockView, round: usize) {
@@ -37,19 +37,20 @@ fn assert_nothing_of_the_caller(view: &LockView, round: usize) {
     assert!(view.holders.iter().all(|holder| holder.label != GIVES_UP), "round {round}: {view:?}");
 }
 
-async fn caller_that_gave_up_has_no_place_and_no_hold(f: &Fixture) {
+async fn caller_that_gave_up_has_no_place_and_no_hold(f: &Fixture) -> Outcome {
     let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
     for round in 0..rounds(f) {
-        let guard = holder.write(&name).await.expect("granted");
+        let guard = holder.write(&name).await?;
         if round % 2 == 0 {
             gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
         } else {
             gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
         }
-        assert_nothing_of_the_caller(&holder.inspect(&name).await.expect("inspected"), round);
-        guard.release().await.expect("ours to the end");
-        assert_nothing_of_the_caller(&holder.inspect(&name).await.expect("inspected"), round);
+        assert_nothing_of_the_caller(&holder.inspect(&name).await?, round);
+        guard.release().await?;
+        assert_nothing_of_the_caller(&holder.inspect(&name).await?, round);
     }
+    Ok(())
 }
 
 async fn sole_reader_upgrades_right_after_a_writer_gave_up(f: &Fixture) {
@@ -72,17 +73,18 @@ async fn taken(f: &Fixture, manager: &Manager, name: &str) -> Option<WriteGuard>
     manager.try_write(name).await.expect("answered")
 }
 
-async fn lock_can_be_taken_right_after_a_waiter_gave_up(f: &Fixture) {
+async fn lock_can_be_taken_right_after_a_waiter_gave_up(f: &Fixture) -> Outcome {
     let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
     for round in 0..rounds(f) {
-        let guard = holder.write(&name).await.expect("granted");
+        let guard = holder.write(&name).await?;
         if round % 2 == 0 {
             gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
         } else {
             gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
         }
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
         let again = taken(f, &holder, &name).await.unwrap_or_else(|| panic!("round {round}: somebody has it"));
-        again.release().await.expect("ours to the end");
+        again.release().await?;
     }
+    Ok(())
 }

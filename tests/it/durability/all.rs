@@ -1,6 +1,5 @@
 //! Grants that all replicas have to acknowledge: the servers say how many these are.
 
-use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, Matcher, Node, Sentinels, Server};
@@ -11,7 +10,7 @@ use super::{Field, on_a_pair};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::router::field::on_own_servers;
 use crate::servers::{ask, wait_until_followed_by};
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, until};
 
 on_a_pair![
     replica_that_attaches_is_required_a_second_later,
@@ -49,14 +48,11 @@ fn wait_for(replicas: u64) -> Matcher {
 
 fn assert_missing<T>(result: Result<T, Error>, of: u64, attached: u64) {
     let error = result.map(drop).expect_err("a replica lacks it");
-    assert!(
-        matches!(&error, Error::NotEnoughReplicas { asked, acknowledged, node: Some(_), .. } if (*asked, *acknowledged) == (of, attached)),
-        "{error:?}"
-    );
+    assert_matches!(error, Error::NotEnoughReplicas { asked, acknowledged, node: Some(_), .. } if (*asked, *acknowledged) == (of, attached));
 }
 
 async fn use_once(manager: &Manager, name: &str) {
-    let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted");
+    let guard = granted(manager.write(name)).await;
     guard.release().await.expect("ours to the end");
 }
 
@@ -85,7 +81,7 @@ async fn attach(f: &Field) -> Node {
 }
 
 async fn replica_that_attaches_is_required_a_second_later(f: &Field) {
-    let (manager, name) = (f.fixture.manager_with(all()).await, f.fixture.name());
+    let ([manager], name) = f.fixture.scene_with(all()).await;
     let proxy = f.pair.primary.proxy();
     use_once(&manager, &name).await;
     assert!(proxy.requests_seen(wait_for(1)) >= 1, "one is attached");
@@ -119,7 +115,7 @@ async fn replica_that_attaches_is_required_a_second_later(f: &Field) {
 
 async fn replica_that_is_gone_stays_required(f: &Field) {
     let second = attach(f).await;
-    let (manager, name) = (f.fixture.manager_with(all()).await, f.fixture.name());
+    let ([manager], name) = f.fixture.scene_with(all()).await;
     use_once(&manager, &name).await;
     second.pause();
     let asked = Instant::now();
@@ -141,7 +137,7 @@ async fn replica_that_is_gone_stays_required(f: &Field) {
     use_once(&manager, &name).await;
 }
 
-async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
+async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) -> Outcome {
     let (manager, name, proxy) = (f.fixture.manager_with(all()).await, f.fixture.name(), f.pair.primary.proxy());
     let question = || Matcher::command("INFO").and("replication");
     f.loads_all_scripts(&manager).await;
@@ -151,8 +147,8 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     block_in_place(|| asks.wait_held(BOUND)).expect("it asks for the replicas");
     assert_eq!(proxy.requests_seen(Matcher::command("EVALSHA").and(name.as_str())), 0, "no number is known");
     asks.release();
-    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
-    guard.release().await.expect("ours to the end");
+    let guard = granted(asking).await;
+    guard.release().await?;
 
     // An answer that never comes costs a response timeout, and the request is sent after the next one.
     tokio::time::sleep(LOOK).await;
@@ -160,8 +156,8 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     let asking = tokio::spawn(manager.write(&name).into_future());
     block_in_place(|| answer.wait_applied(BOUND)).expect("the primary has answered");
     answer.drop_reply();
-    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
-    guard.release().await.expect("ours to the end");
+    let guard = granted(asking).await;
+    guard.release().await?;
 
     // An answer that is too old when it comes does not count. The manager asks again before it sends the request.
     tokio::time::sleep(LOOK).await;
@@ -175,9 +171,10 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) {
     block_in_place(|| asks.wait_held(BOUND)).expect("it asks again");
     assert_eq!(scripts(), sent, "no number is known");
     asks.release();
-    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
-    guard.release().await.expect("ours to the end");
+    let guard = granted(asking).await;
+    guard.release().await?;
     f.fixture.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: Server) {
@@ -188,7 +185,7 @@ async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: 
     let lost_id = ask(lost, &["CLUSTER", "MYID"]).text().expect("an id").into_owned();
     follows(primary, 2).await;
     let f = Fixture::hash(Topology::cluster(cluster.urls()));
-    let (manager, name) = (f.manager_with(all()).await, f.name());
+    let ([manager], name) = f.scene_with(all()).await;
     use_once(&manager, &name).await;
     assert!(primary.proxy().requests_seen(wait_for(2)) >= 1 && primary.proxy().requests_seen(wait_for(1)) == 0);
 
@@ -215,7 +212,7 @@ async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: 
 async fn no_grant_counts_where_a_cluster_has_no_replica_left(server: Server) {
     let cluster = Cluster::builder(server).node_timeout(Duration::from_secs(2)).start().expect("the cluster starts");
     let f = Fixture::hash(Topology::cluster(cluster.urls()));
-    let (manager, name) = (f.manager_with(all()).await, f.name());
+    let ([manager], name) = f.scene_with(all()).await;
     use_once(&manager, &name).await;
     let old = cluster.primary_of_slot(cluster.keyslot(f.hash_key(&name)));
     let heir = cluster.replicas_of(old)[0];
@@ -233,8 +230,8 @@ async fn no_grant_counts_where_a_cluster_has_no_replica_left(server: Server) {
     use_once(&manager, &name).await;
 }
 
-async fn old_primary_is_required_behind_sentinels(server: Server) {
-    let servers = Sentinels::start(server).expect("they start");
+async fn old_primary_is_required_behind_sentinels(server: Server) -> Outcome {
+    let servers = Sentinels::start(server)?;
     let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
     let (manager, held, name) = (f.manager_with(all()).await, f.name(), f.name());
     let guard = manager.write(&held).await.expect("granted by both replicas");
@@ -247,17 +244,18 @@ async fn old_primary_is_required_behind_sentinels(server: Server) {
     f.becomes_free(&name).await;
     assert!(!f.view(&held).await.is_free(), "whichever was promoted knows the hold");
 
-    old.restart().expect("it starts");
+    old.restart()?;
     block_in_place(|| servers.wait_ok()).expect("both follow");
     use_once(&manager, &name).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 /// A replica that fails while too few Sentinels answer stays required, since nothing says that it is gone for good.
 async fn silent_sentinels_lower_no_number(server: Server) {
     let servers = Sentinels::start(server).expect("they start");
     let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
-    let (manager, name) = (f.manager_with(all()).await, f.name());
+    let ([manager], name) = f.scene_with(all()).await;
     use_once(&manager, &name).await;
     let (primary, lost) = (servers.primary(), servers.replicas()[0]);
     servers.sentinels().iter().for_each(Node::kill);
@@ -275,7 +273,7 @@ async fn silent_sentinels_lower_no_number(server: Server) {
 async fn refusing_sentinel_beside_silent_ones_stops_no_grant(server: Server) {
     let servers = Sentinels::start(server).expect("they start");
     let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
-    let (manager, name) = (f.manager_with(all()).await, f.name());
+    let ([manager], name) = f.scene_with(all()).await;
     use_once(&manager, &name).await;
     let [refusing, silent @ ..] = servers.sentinels() else { panic!("it has Sentinels") };
     ask(refusing, &["SENTINEL", "REMOVE", servers.primary_name()]);

@@ -1,7 +1,5 @@
 //! A primary that becomes a replica after it has granted and before a replica has acknowledged.
 
-use std::future::IntoFuture;
-
 use cluster_testenv::{Matcher, Server};
 use redis_rwlock::{Error, HoldState, Refusal, Topology};
 use tokio::task::block_in_place;
@@ -10,7 +8,7 @@ use super::{Field, LONG_WAIT, on_a_pair, settings};
 use crate::router::field::{self, name_of, on_own_servers};
 use crate::scripts::hash::ACQUIRE;
 use crate::servers::ask;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, granted, soon, until};
 
 on_a_pair![grant_that_waits_for_a_replica_does_not_count, grant_that_is_still_to_wait_does_not_count];
 on_own_servers![grant_counts_when_replicas_of_the_new_primary_have_it];
@@ -28,7 +26,7 @@ fn demote(f: &Field) {
 /// Asserts that the old primary refuses writes and that the new one knows no grant.
 async fn nobody_is_inside(f: &Field, result: Result<redis_rwlock::WriteGuard, Error>, name: &str) {
     let error = result.map(drop).expect_err("no replica has it");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. });
     let promoted = f.fixture.manager_elsewhere(Topology::node(f.pair.replica.url())).await;
     let guard = promoted.try_write(name).await.expect("answered").expect("nobody is inside");
     guard.release().await.expect("ours to the end");
@@ -85,7 +83,7 @@ async fn grant_counts_when_replicas_of_the_new_primary_have_it(server: Server) {
     block_in_place(|| wait_of_the_new.wait_held(BOUND)).expect("the new primary is to wait as well");
     assert!(!asking.is_finished(), "it counts, and no replica has said so");
     wait_of_the_new.release();
-    let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+    let guard = granted(asking).await;
     assert_eq!((guard.state(), f.view(&name).await.holders.len()), (HoldState::Held, 1));
     guard.release().await.expect("ours to the end");
     f.becomes_free(&name).await;

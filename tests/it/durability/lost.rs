@@ -1,6 +1,5 @@
 //! The reply to `WAIT` is lost: the primary has granted, and the manager does not know whether a replica has the grant.
 
-use std::future::IntoFuture;
 use std::time::Duration;
 
 use cluster_testenv::{HeldReply, Matcher, Proxy};
@@ -9,7 +8,7 @@ use tokio::task::block_in_place;
 
 use super::{Field, LEASE, on_a_pair, settings};
 use crate::fixture::{Manager, Settings};
-use crate::wait::{BOUND, soon};
+use crate::wait::{BOUND, granted, soon};
 
 on_a_pair![
     grant_counts_only_when_it_was_asked_for_again_and_acknowledged,
@@ -74,7 +73,7 @@ async fn grant_counts_only_when_it_was_asked_for_again_and_acknowledged(f: &Fiel
         assert!(!asking.is_finished(), "{lost:?}: it counts without the word of a replica");
         assert_eq!(bystander.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?}: one hold");
         next_reply.release();
-        let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
+        let guard = granted(asking).await;
         guard.release().await.expect("ours to the end");
         f.fixture.becomes_free(&name).await;
     }
@@ -91,7 +90,7 @@ async fn grant_is_given_back_when_nobody_can_be_asked_again(f: &Field) {
     f.proxy().refuse();
     f.proxy().cut();
     let error = soon("the answer", asking).await.expect("no panic").expect_err("no replica's word has come");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     assert!(!bystander.inspect(&name).await.expect("inspected").is_free(), "nobody could give it back");
     f.proxy().heal();
     f.fixture.becomes_free(&name).await;

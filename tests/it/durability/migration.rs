@@ -7,7 +7,7 @@ use super::{LEASE, SHORT_WAIT, settings};
 use crate::fixture::Settings;
 use crate::router::field::{Field, name_of, on_own_servers};
 use crate::servers::ask;
-use crate::wait::until_renewed;
+use crate::wait::{Outcome, until_renewed};
 
 on_own_servers![grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it];
 
@@ -16,7 +16,7 @@ fn has(node: &Node, key: &str) -> bool {
     ask(node, &["KEYS", key]).array().is_some_and(|found| !found.is_empty())
 }
 
-async fn grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it(server: Server) {
+async fn grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it(server: Server) -> Outcome {
     let f = Field::with_replicas(server);
     let manager = f.manager_with(Settings { lease: LEASE, ..settings(SHORT_WAIT) }).await;
     let [from, to] = [&f.cluster.nodes()[0], &f.cluster.nodes()[1]];
@@ -24,7 +24,7 @@ async fn grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it(
     let tag = f.tag_at(from);
     let (slot, name) = (f.cluster.keyslot(&tag), name_of(&tag, 0));
     let key = f.hash_key(&name);
-    let migration = SlotMigration::begin(&f.cluster, slot, to).expect("the migration begins");
+    let migration = SlotMigration::begin(&f.cluster, slot, to)?;
 
     replica.pause();
     let error = manager.write(&name).await.map(drop).expect_err("no replica of that node has it");
@@ -36,12 +36,13 @@ async fn grant_behind_asking_counts_when_a_replica_of_the_importing_node_has_it(
     f.becomes_free(&name).await;
 
     replica.resume();
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     assert!(has(to, &key) && has(replica, &key) && !has(from, &key), "where it goes, and on a replica");
     until_renewed("a renewal behind ASKING", || guard.remaining()).await;
-    migration.finish().expect("the migration ends");
+    migration.finish()?;
     until_renewed("a renewal at the new owner", || guard.remaining()).await;
     assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }

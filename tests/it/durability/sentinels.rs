@@ -9,7 +9,7 @@ use tokio::task::block_in_place;
 use super::settings;
 use crate::fixture::{Fixture, Settings};
 use crate::router::field::on_own_servers;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, soon, until};
 
 on_own_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
 
@@ -29,29 +29,30 @@ fn assert_one_of_two<T>(result: Result<T, Error>, primary: &Node) {
     assert!(node.starts_with(&format!("{} (announced by the Sentinel at ", primary.addr())), "{error:?}");
 }
 
-async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server) {
-    let servers = Sentinels::start(server).expect("they start");
+async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server) -> Outcome {
+    let servers = Sentinels::start(server)?;
     let fixture = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
     let too_many = fixture.connect(of(3)).await.map(drop).expect_err("there are two");
-    assert!(matches!(too_many, Error::NotEnoughReplicas { asked: 3, acknowledged: 2, .. }), "{too_many:?}");
+    assert_matches!(too_many, Error::NotEnoughReplicas { asked: 3, acknowledged: 2, .. });
     let (one, two) = (fixture.manager_with(of(1)).await, fixture.manager_with(of(2)).await);
     let [held, other] = [fixture.name(), fixture.name()];
-    let guard = two.write(&held).await.expect("granted");
+    let guard = two.write(&held).await?;
 
     let old = servers.primary();
     old.kill();
     let new = block_in_place(|| servers.wait_for_failover_from(old)).expect("another primary");
     block_in_place(|| servers.wait_ok()).expect("the replica that is left follows");
     let granted = soon("the grant of the new primary", one.write(&other).into_future()).await;
-    granted.expect("one replica is left").release().await.expect("ours to the end");
-    assert!(one.try_write(&held).await.expect("answered").is_none(), "whichever was promoted knows of it");
+    granted.expect("one replica is left").release().await?;
+    assert!(one.try_write(&held).await?.is_none(), "whichever was promoted knows of it");
     assert_one_of_two(two.write(&other).await, new);
     assert_one_of_two(fixture.connect(of(2)).await, new);
     fixture.becomes_free(&other).await;
 
-    old.restart().expect("it starts");
+    old.restart()?;
     block_in_place(|| servers.wait_ok()).expect("both follow");
-    two.write(&other).await.expect("two replicas again").release().await.expect("ours to the end");
+    two.write(&other).await.expect("two replicas again").release().await?;
     until("its renewals count again", async || guard.state() == HoldState::Held).await;
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }

@@ -1,15 +1,13 @@
 //! Level of services that store each write before they answer it. A grant counts at an answer, and never by a
 //! notification alone.
 
-use std::future::IntoFuture;
-
 use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Durability, HoldState, Topology};
 use tokio::task::block_in_place;
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings};
 use crate::router::field::on_own_servers;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, granted};
 use crate::wire::Script;
 
 on_own_servers![grants_count_at_the_answer_and_nothing_waits_for_replicas, notified_grant_counts_when_it_is_answered];
@@ -18,31 +16,32 @@ fn of_the_server() -> Settings {
     Settings { durability: Durability::Server, ..Settings::default() }
 }
 
-async fn grants_count_at_the_answer_and_nothing_waits_for_replicas(server: Server) {
-    let node = Node::builder(server).proxied().start().expect("the server starts");
+async fn grants_count_at_the_answer_and_nothing_waits_for_replicas(server: Server) -> Outcome {
+    let node = Node::builder(server).proxied().start()?;
     let f = Fixture::hash(Topology::node(node.url()));
     let manager = f.manager_with(of_the_server()).await;
     let name = f.name();
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     assert_eq!(guard.state(), HoldState::Held);
-    guard.downgrade().await.expect("converted").release().await.expect("ours to the end");
+    guard.downgrade().await?.release().await?;
     assert!(f.view(&name).await.is_free());
     assert!(node.proxy().requests_seen(Matcher::command("EVALSHA")) >= 3);
     assert_eq!(node.proxy().requests_seen(Matcher::command("WAIT")), 0);
+    Ok(())
 }
 
-async fn notified_grant_counts_when_it_is_answered(server: Server) {
+async fn notified_grant_counts_when_it_is_answered(server: Server) -> Outcome {
     let f = ServerFixture::proxied(Kind::HashNode, server);
     let (here, there, name) = (f.manager_with(of_the_server()).await, f.manager_with(of_the_server()).await, f.name());
-    let guard = here.write(&name).await.expect("granted");
-    let waiting = tokio::spawn(there.write(&name).into_future());
-    until("it waits", async || f.view(&name).await.waiters.len() == 1).await;
+    let guard = here.write(&name).await?;
+    let waiting = f.queued(&name, there.write(&name)).await;
     // The waiter hears of its grant, and its next request is on its way to the service.
     let asks = f.proxy(&name).hold_request(f.requests(Script::Acquire, &name));
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     block_in_place(|| asks.wait_held(BOUND)).expect("it asks the server");
     assert!(!waiting.is_finished(), "the notification alone does not count");
     asks.release();
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
-    guard.release().await.expect("ours to the end");
+    let guard = granted(waiting).await;
+    guard.release().await?;
+    Ok(())
 }

@@ -1,6 +1,5 @@
 //! Replicated grants over TLS: `WAIT` follows the scripts on encrypted connections as well.
 
-use std::future::IntoFuture;
 use std::time::Duration;
 
 use cluster_testenv::{Certificates, Cluster, Server, TlsClients};
@@ -10,16 +9,17 @@ use redis_rwlock::{Error, Tls, Topology};
 use super::{LONG_WAIT, SHORT_WAIT, settings};
 use crate::fixture::Fixture;
 use crate::servers::waiting_at;
-use crate::wait::{bounded, soon, until};
+use crate::wait::{bounded, granted, until};
+
+crate::fixture::on_two_threads![grants_count_when_a_replica_has_them];
 
 /// Number of callers: more than there are connections, so that scripts of several callers share a pipeline.
 const CALLERS: usize = 100;
 /// Node timeout that is longer than any stall of a busy machine, so that no replica takes over.
 const NO_FAILOVER: Duration = Duration::from_secs(15);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_count_when_a_replica_has_them() {
-    bounded(grants_wait_for_a_replica(TlsClients::Optional, trusting)).await;
+    grants_wait_for_a_replica(TlsClients::Optional, trusting).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,10 +56,10 @@ async fn grants_wait_for_a_replica(clients: TlsClients, tls: impl Fn(&Certificat
     held.release().await.expect("nobody waits for a `WAIT` of others");
     assert!(!waiting.is_finished(), "no replica has it");
     let error = hasty.write(&names[2]).await.map(drop).expect_err("no replica has it");
-    assert!(matches!(error, Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. }), "{error:?}");
+    assert_matches!(error, Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. });
     f.becomes_free(&names[2]).await;
     replica.resume();
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    let guard = granted(waiting).await;
     guard.release().await.expect("ours to the end");
     f.becomes_free(asked).await;
 }

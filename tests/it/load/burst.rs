@@ -5,7 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use redis_rwlock::HoldState;
 
 use super::*;
-use crate::wait::bounded;
+
+crate::fixture::on_two_threads![
+    burst_that_is_answered_in_time_is_one_script_each,
+    burst_far_beyond_the_response_timeout_is_one_script_each
+];
 
 /// Acquires `locks` locks at once and drops all guards at once, behind a proxy that lets `rate` scripts pass in a second.
 /// Asserts that each lock took two scripts, with 1 % more at most. No connection is made, and an unrelated hold
@@ -43,13 +47,11 @@ async fn burst(locks: usize, rate: u32, response_timeout: Duration) {
 }
 
 /// All answers come within the response timeout.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn burst_that_is_answered_in_time_is_one_script_each() {
-    bounded(burst(2_000, 5_000, BOUND)).await;
+    burst(2_000, 5_000, BOUND).await;
 }
 
 /// All together take four times as long as an answer may take. The rate leaves the processors time for other tests.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn burst_far_beyond_the_response_timeout_is_one_script_each() {
-    bounded(burst(10_000, 2_000, Duration::from_millis(1_250))).await;
+    burst(10_000, 2_000, Duration::from_millis(1_250)).await;
 }

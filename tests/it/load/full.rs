@@ -3,7 +3,13 @@
 use redis_rwlock::Error;
 
 use super::*;
-use crate::wait::{bounded, soon};
+use crate::wait::soon;
+
+crate::fixture::on_two_threads![
+    wait_limit_ends_before_there_is_room,
+    try_is_answered_in_its_order,
+    try_learns_of_the_outage_while_it_waits_for_a_permit
+];
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -22,46 +28,34 @@ async fn full() -> (Node, Manager, JoinSet<Result<WriteGuard, Error>>) {
     (node, manager, burst)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_ends_before_there_is_room() {
-    bounded(async {
-        let (_node, manager, mut burst) = full().await;
-        let waiting = manager.write("late").wait_timeout(Duration::from_millis(300)).into_future();
-        let error = soon("the end of the wait", waiting).await.expect_err("it had no room");
-        assert!(matches!(error, Error::WaitTimeout { .. }), "the server answers others: {error:?}");
-        while burst.try_join_next().is_some() {}
-        assert!(burst.len() > 100, "{} are still in front of it", burst.len());
-    })
-    .await;
+    let (_node, manager, mut burst) = full().await;
+    let waiting = manager.write("late").wait_timeout(Duration::from_millis(300)).into_future();
+    let error = soon("the end of the wait", waiting).await.expect_err("it had no room");
+    assert!(matches!(error, Error::WaitTimeout { .. }), "the server answers others: {error:?}");
+    while burst.try_join_next().is_some() {}
+    assert!(burst.len() > 100, "{} are still in front of it", burst.len());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn try_is_answered_in_its_order() {
-    bounded(async {
-        let (node, manager, _burst) = full().await;
-        let trying = tokio::spawn(async move { manager.try_write("late").await });
-        // The try waits for a few response timeouts, in which others are answered.
-        tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
-        assert!(!trying.is_finished(), "it has no room yet");
-        limit(node.proxy(), 5_000);
-        let tried = soon("its turn", trying).await.expect("no panic").expect("the server answers");
-        assert!(tried.is_some(), "the lock is free");
-    })
-    .await;
+    let (node, manager, _burst) = full().await;
+    let trying = tokio::spawn(async move { manager.try_write("late").await });
+    // The try waits for a few response timeouts, in which others are answered.
+    tokio::time::sleep(RESPONSE_TIMEOUT * 4).await;
+    assert!(!trying.is_finished(), "it has no room yet");
+    limit(node.proxy(), 5_000);
+    let tried = soon("its turn", trying).await.expect("no panic").expect("the server answers");
+    assert!(tried.is_some(), "the lock is free");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn try_learns_of_the_outage_while_it_waits_for_a_permit() {
-    bounded(async {
-        let (node, manager, mut burst) = full().await;
-        let trying = tokio::spawn(async move { manager.try_write("late").await });
-        node.proxy().black_hole();
-        let error = soon("an end", trying).await.expect("no panic").expect_err("nobody answers");
-        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
-        while let Some(ended) = burst.try_join_next() {
-            drop(ended.expect("no panic").expect("it waits for ever or was granted"));
-        }
-        assert!(!burst.is_empty(), "others wait on");
-    })
-    .await;
+    let (node, manager, mut burst) = full().await;
+    let trying = tokio::spawn(async move { manager.try_write("late").await });
+    node.proxy().black_hole();
+    let error = soon("an end", trying).await.expect("no panic").expect_err("nobody answers");
+    assert_matches!(error, Error::Unreachable { .. });
+    while let Some(ended) = burst.try_join_next() {
+        drop(ended.expect("no panic").expect("it waits for ever or was granted"));
+    }
+    assert!(!burst.is_empty(), "others wait on");
 }

@@ -8,7 +8,8 @@ use futures_util::future::join_all;
 use redis_rwlock::RwLockManager;
 
 use super::Field;
-use crate::wait::bounded;
+
+crate::fixture::on_two_threads![ten_contenders_are_all_served];
 
 const CONTENDERS: usize = 10;
 const LEASE: Duration = Duration::from_secs(10);
@@ -44,13 +45,9 @@ async fn contend(windows: u32) -> Vec<Vec<u32>> {
     (0..windows as usize).map(|window| grants.iter().map(|grants| grants[window]).collect()).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_contenders_are_all_served() {
-    bounded(async {
-        let grants = contend(1).await;
-        assert!(grants[0].iter().all(|grants| *grants > 0), "{grants:?}");
-    })
-    .await;
+    let grants = contend(1).await;
+    assert!(grants[0].iter().all(|grants| *grants > 0), "{grants:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,13 @@ use redis_rwlock::{Builder, Error, QuorumManager, RwLockManager};
 
 use super::{Field, PREFIX};
 use crate::fixture::Manager;
-use crate::wait::{bounded, until};
+use crate::wait::until;
+
+crate::fixture::on_two_threads![
+    restarted_master_does_not_vote_before_what_it_forgot_is_over,
+    restart_that_nobody_delays_lets_a_second_one_in,
+    masters_that_may_not_vote_yet_are_not_ready_and_a_try_says_so_soon
+];
 
 /// Lease of all holds. Shorter ones could not show the delay, because uptimes are whole seconds.
 const LEASE: Duration = Duration::from_secs(3);
@@ -49,46 +55,34 @@ async fn second_majority(with: impl Fn(Builder<QuorumManager>) -> Builder<Quorum
     is_granted
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarted_master_does_not_vote_before_what_it_forgot_is_over() {
-    bounded(async {
-        assert!(!second_majority(|builder| builder).await, "it voted for another while the first one was valid");
-    })
-    .await;
+    assert!(!second_majority(|builder| builder).await, "it voted for another while the first one was valid");
 }
 
 /// Counter-check: without the delay, the case above sees a second majority.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restart_that_nobody_delays_lets_a_second_one_in() {
-    bounded(async {
-        assert!(second_majority(Builder::restarts_are_delayed).await, "they were not delayed");
-    })
-    .await;
+    assert!(second_majority(Builder::restarts_are_delayed).await, "they were not delayed");
 }
 
 /// Lease that is far longer than the masters of a case have been running.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn masters_that_may_not_vote_yet_are_not_ready_and_a_try_says_so_soon() {
-    bounded(async {
-        let field = Field::start(3);
-        let manager = manager_of(&field, |builder| builder.lease(LONG_LEASE)).await;
-        let health = manager.health().await.expect("asked");
-        let may_vote_later =
-            |votes_in: Option<Duration>| votes_in.is_some_and(|left| left > LEASE && left <= LONG_LEASE * 2);
-        assert!(!health.is_ready(), "{health:?}");
-        assert!(health.nodes.iter().all(|node| node.is_reachable && may_vote_later(node.votes_in)), "{health:?}");
+    let field = Field::start(3);
+    let manager = manager_of(&field, |builder| builder.lease(LONG_LEASE)).await;
+    let health = manager.health().await.expect("asked");
+    let may_vote_later =
+        |votes_in: Option<Duration>| votes_in.is_some_and(|left| left > LEASE && left <= LONG_LEASE * 2);
+    assert!(!health.is_ready(), "{health:?}");
+    assert!(health.nodes.iter().all(|node| node.is_reachable && may_vote_later(node.votes_in)), "{health:?}");
 
-        let began = Instant::now();
-        let error = manager.try_write("cfg").await.expect_err("no master may vote");
-        // Two response timeouts are 1 s, and `unreachable_after` is 5 s.
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-        assert!(matches!(error, Error::NoQuorum { masters: 3, restarted: 3, .. }), "{error:?}");
-        assert!(error.to_string().contains("3 answered, but may vote only after"), "{error}");
+    let began = Instant::now();
+    let error = manager.try_write("cfg").await.expect_err("no master may vote");
+    // Two response timeouts are 1 s, and `unreachable_after` is 5 s.
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_matches!(error, Error::NoQuorum { masters: 3, restarted: 3, .. });
+    assert!(error.to_string().contains("3 answered, but may vote only after"), "{error}");
 
-        let delayed = manager_of(&field, |builder| builder.lease(LONG_LEASE).restarts_are_delayed()).await;
-        assert!(delayed.health().await.expect("asked").is_ready(), "they vote at once");
-    })
-    .await;
+    let delayed = manager_of(&field, |builder| builder.lease(LONG_LEASE).restarts_are_delayed()).await;
+    assert!(delayed.health().await.expect("asked").is_ready(), "they vote at once");
 }

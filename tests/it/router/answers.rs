@@ -12,7 +12,7 @@ use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::servers::ask;
-use crate::wait::{soon, until, until_renewed};
+use crate::wait::{Outcome, granted, soon, until, until_renewed};
 
 on_own_servers![
     not_now_is_waited_out_or_told_in_time,
@@ -31,7 +31,7 @@ fn start(server: Server) -> (Node, Pretender, Fixture) {
     (node, pretender, fixture)
 }
 
-async fn not_now_is_waited_out_or_told_in_time(server: Server) {
+async fn not_now_is_waited_out_or_told_in_time(server: Server) -> Outcome {
     let (_node, pretender, fixture) = start(server);
     let unreachable_after = Duration::from_millis(600);
     let impatient = fixture.manager_with(Settings { unreachable_after, ..Settings::default() }).await;
@@ -47,7 +47,7 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
     ];
     for answer in answers {
         let name = fixture.name();
-        let held = patient.write(&fixture.name()).await.expect("granted");
+        let held = patient.write(&fixture.name()).await?;
         pretender.refuses(answer);
         let (asking, wanted) = (Arc::clone(&patient), name.clone());
         let waiting = tokio::spawn(async move { asking.write(&wanted).await });
@@ -58,20 +58,21 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) {
         let most = unreachable_after + Duration::from_millis(500) + Duration::from_secs(3);
         assert!(asked.elapsed() >= unreachable_after && asked.elapsed() < most, "{answer}: {:?}", asked.elapsed());
         pretender.tells_the_truth();
-        let guard = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
-        guard.release().await.expect("released");
+        let guard = granted(waiting).await;
+        guard.release().await?;
         tokio::time::sleep(RENEWED).await;
         assert_eq!(held.state(), HoldState::Held, "{answer}: its renewals were waited out too");
-        held.release().await.expect("ours to the end");
+        held.release().await?;
     }
+    Ok(())
 }
 
-async fn read_only_server_is_a_refusal(server: Server) {
-    let primary = Node::start(server).expect("the server starts");
-    let node = Node::start(server).expect("the server starts");
+async fn read_only_server_is_a_refusal(server: Server) -> Outcome {
+    let primary = Node::start(server)?;
+    let node = Node::start(server)?;
     let fixture = Fixture::hash(Topology::node(node.url()));
     let manager = fixture.manager_with(Settings::lease(RENEWED)).await;
-    let (name, held) = (fixture.name(), manager.write("kept").await.expect("granted"));
+    let (name, held) = (fixture.name(), manager.write("kept").await?);
     ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
     let refused = async |acquiring: redis_rwlock::Result<()>| match acquiring {
         Err(Error::Refused { refusal: Refusal::ReadOnly, .. }) => {}
@@ -81,10 +82,11 @@ async fn read_only_server_is_a_refusal(server: Server) {
     refused(soon("the answer", manager.try_read(&name)).await.map(drop)).await;
     ask(&node, &["REPLICAOF", "NO", "ONE"]);
     let guard = soon("a grant", manager.write(&name).into_future()).await.expect("it takes writes again");
-    guard.release().await.expect("released");
+    guard.release().await?;
     // The other server's data may have replaced the node's own. The manager renews or loses the hold, and does not
     // guess.
     until("the hold's fate", async || held.state() != HoldState::Unconfirmed).await;
+    Ok(())
 }
 
 async fn reply_of_somebody_else_is_never_believed(server: Server) {
@@ -127,20 +129,20 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
         // asks again.
         Ok(guard) => guard.release().await.expect("ours to the end"),
     }
-    let guard = soon("the next caller's grant", manager.write(&second).into_future()).await.expect("granted");
+    let guard = granted(manager.write(&second)).await;
     guard.release().await.expect("released");
     fixture.becomes_free(&first).await;
 }
 
 /// Sentinels allow an old primary to go on for a while after another has taken its place, and its writes are lost then.
 /// The lease here is longer than that.
-async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
-    let sentinels = Sentinels::start(server).expect("Sentinels start");
+async fn hold_follows_the_primary_that_sentinels_name(server: Server) -> Outcome {
+    let sentinels = Sentinels::start(server)?;
     let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
     let manager = fixture.manager_with(Settings::lease(RENEWED * 10)).await;
     let name = fixture.name();
     let key = fixture.hash_key(&name);
-    let held = manager.write(&name).await.expect("granted");
+    let held = manager.write(&name).await?;
     let deadline_ms = |node: &Node| -> u64 {
         let reply = ask(node, &["HGET", &key, "h"]);
         reply.text().and_then(|text| text.split(' ').nth(2)?.parse().ok()).unwrap_or(0)
@@ -148,25 +150,26 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) {
     until("all replicas have the hold", async || sentinels.replicas().into_iter().all(|node| deadline_ms(node) > 0))
         .await;
     let old = sentinels.primary();
-    let new = sentinels.failover().expect("a replica takes over");
+    let new = sentinels.failover()?;
     assert_ne!(new.port(), old.port());
     let before_ms = deadline_ms(new);
     sentinels.wait_ok().expect("the old one is a replica");
     // The old primary answers READONLY now.
     let guard = soon("a grant", manager.write(&fixture.name()).into_future()).await.expect("the new one is found");
-    guard.release().await.expect("released");
+    guard.release().await?;
     until("it is renewed where it is now", async || deadline_ms(new) > before_ms).await;
     assert_eq!(held.state(), HoldState::Held);
-    assert!(fixture.manager().await.try_write(&name).await.expect("answered").is_none());
-    held.release().await.expect("ours to the end");
+    assert!(fixture.manager().await.try_write(&name).await?.is_none());
+    held.release().await?;
     fixture.becomes_free(&name).await;
+    Ok(())
 }
 
 /// A service may end the login of a connection and leave the connection open. Then a provider of credentials is asked
 /// once more.
-async fn connection_whose_login_has_ended_is_replaced(server: Server) {
+async fn connection_whose_login_has_ended_is_replaced(server: Server) -> Outcome {
     const NO_LOGIN: &str = "NOAUTH Authentication required.";
-    let node = Node::start(server).expect("the server starts");
+    let node = Node::start(server)?;
     let pretender = Pretender::before(node.addr());
     let calls = Arc::<AtomicUsize>::default();
     let topology = || {
@@ -177,31 +180,31 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
         })
     };
     let manager = Fixture::hash(topology()).manager_with(Settings::lease(Duration::from_secs(4))).await;
-    manager.write("cfg").await.expect("granted").release().await.expect("released");
+    manager.write("cfg").await?.release().await?;
     // On a connection that has just logged in, the answer has another cause.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (made, asked) = (pretender.connections(), calls.load(Ordering::SeqCst));
     pretender.refuses_once(NO_LOGIN);
-    let guard = soon("the grant", manager.write("held").into_future()).await.expect("granted");
+    let guard = granted(manager.write("held")).await;
     assert!(pretender.connections() > made && calls.load(Ordering::SeqCst) > asked);
 
     // Connections for looks are replaced as well. The first look opens one.
     for _ in 0..2 {
         let made = pretender.connections();
-        let view = soon("the view", manager.inspect("held")).await.expect("inspected");
+        let view = soon("the view", manager.inspect("held")).await?;
         assert_eq!(view.holders.len(), 1);
         tokio::time::sleep(Duration::from_secs(1)).await;
         pretender.refuses_once(NO_LOGIN);
-        soon("the view", manager.inspect("held")).await.expect("inspected");
+        soon("the view", manager.inspect("held")).await?;
         assert!(pretender.connections() > made);
     }
 
     // After some seconds of rest, the manager asks for the time first.
     let idle = Fixture::hash(topology()).manager_with(Settings::lease(Duration::from_secs(60))).await;
-    idle.write("cfg").await.expect("granted").release().await.expect("released");
+    idle.write("cfg").await?.release().await?;
     pretender.refuses_time_once(NO_LOGIN);
     until("a question for the time", async || {
-        soon("the answer", idle.write("cfg").into_future()).await.expect("granted").release().await.expect("released");
+        granted(idle.write("cfg")).await.release().await.expect("released");
         tokio::time::sleep(Duration::from_millis(5200)).await;
         !pretender.awaits_time()
     })
@@ -212,9 +215,10 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) {
     pretender.refuses(NO_LOGIN);
     until("another connection", async || pretender.connections() > made).await;
     let error = soon("the answer", manager.write("cfg").into_future()).await.expect_err("no connection helps");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     pretender.tells_the_truth();
     until_renewed("a renewal", || guard.remaining()).await;
     assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }

@@ -10,7 +10,7 @@ use super::field::on_own_servers;
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::scripts::{hash, two_key};
 use crate::servers::ask;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, soon, until};
 
 on_own_servers![
     upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands,
@@ -49,15 +49,15 @@ impl Stage {
     }
 }
 
-async fn upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands(server: Server) {
+async fn upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands(server: Server) -> Outcome {
     for Stage { node, fixture, manager, convert } in Stage::of_each_scheme(server).await {
         let name = fixture.name();
-        let reading = manager.read(&name).await.expect("granted");
+        let reading = manager.read(&name).await?;
         let held = node.proxy().hold_request(convert);
         let upgrading = tokio::spawn(reading.try_upgrade());
         block_in_place(|| held.wait_held(BOUND)).expect("sent");
         node.proxy().freeze();
-        let Err(refused) = soon("an end", upgrading).await.expect("no panic") else { panic!("nobody has answered") };
+        let Err(refused) = soon("an end", upgrading).await? else { panic!("nobody has answered") };
         assert!(matches!(refused.error(), Error::Unreachable { .. }), "{:?}", refused.error());
         let reading = refused.into_guard();
         assert_eq!(reading.state(), HoldState::Unconfirmed);
@@ -65,32 +65,31 @@ async fn upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands(server: 
         until("no copy can arrive any more", async || reading.state() == HoldState::Held).await;
         block_in_place(|| held.release_and_wait(BOUND)).expect("arrived late");
         let other = fixture.manager().await;
-        let beside = other.try_read(&name).await.expect("answered").expect("nobody writes");
-        beside.release().await.expect("ours to the end");
-        reading.release().await.expect("ours to the end");
+        let beside = other.try_read(&name).await?.expect("nobody writes");
+        beside.release().await?;
+        reading.release().await?;
         fixture.becomes_free(&name).await;
     }
+    Ok(())
 }
 
-async fn upgrade_whose_reply_never_comes_is_found_again_or_given_back(server: Server) {
+async fn upgrade_whose_reply_never_comes_is_found_again_or_given_back(server: Server) -> Outcome {
     for Stage { node, fixture, manager, convert } in Stage::of_each_scheme(server).await {
         for asks_again in [true, false] {
             let name = fixture.name();
-            let reading = manager.read(&name).await.expect("granted");
+            let reading = manager.read(&name).await?;
             let held = node.proxy().hold_reply(convert.clone());
             let upgrading = tokio::spawn(reading.try_upgrade());
             block_in_place(|| held.wait_applied(BOUND)).expect("applied");
             node.proxy().freeze();
-            let Err(refused) = soon("an end", upgrading).await.expect("no panic") else {
-                panic!("nobody has answered")
-            };
+            let Err(refused) = soon("an end", upgrading).await? else { panic!("nobody has answered") };
             held.drop_reply();
             node.proxy().heal();
             assert!(matches!(refused.error(), Error::Unreachable { .. }), "{:?}", refused.error());
             let reading = refused.into_guard();
             if asks_again {
                 let writing = reading.try_upgrade().await.expect("it was carried out");
-                writing.release().await.expect("ours to the end");
+                writing.release().await?;
             } else {
                 assert_eq!(reading.lost().await, LossReason::Gone);
                 drop(reading);
@@ -98,6 +97,7 @@ async fn upgrade_whose_reply_never_comes_is_found_again_or_given_back(server: Se
             fixture.becomes_free(&name).await;
         }
     }
+    Ok(())
 }
 
 async fn downgrade_that_nobody_answers_ends_the_guard(server: Server) {

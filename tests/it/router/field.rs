@@ -27,9 +27,9 @@ macro_rules! on_own_servers {
 pub(crate) use on_own_servers;
 
 /// A cluster, and locks on its nodes.
-pub(crate) struct Field {
+pub struct Field {
     fixture: Fixture,
-    pub(crate) cluster: Cluster,
+    pub cluster: Cluster,
 }
 
 impl Deref for Field {
@@ -42,39 +42,39 @@ impl Deref for Field {
 
 impl Field {
     /// Three primaries behind proxies, without replicas.
-    pub(crate) fn primaries(server: Server) -> Self {
+    pub fn primaries(server: Server) -> Self {
         Self::on(Cluster::builder(server).replicas(0).node_timeout(NO_FAILOVER).proxied().start())
     }
 
     /// Three primaries behind proxies, each with a replica that takes over when the test orders it.
-    pub(crate) fn with_replicas(server: Server) -> Self {
+    pub fn with_replicas(server: Server) -> Self {
         Self::on(Cluster::builder(server).node_timeout(NO_FAILOVER).proxied().start())
     }
 
-    pub(crate) fn on(cluster: cluster_testenv::Result<Cluster>) -> Self {
+    pub fn on(cluster: cluster_testenv::Result<Cluster>) -> Self {
         let cluster = cluster.expect("the cluster starts");
         Self { fixture: Fixture::hash(Topology::cluster(cluster.urls())), cluster }
     }
 
     /// A hash tag whose slot the node owns: all names with it are locks of this slot.
-    pub(crate) fn tag_at(&self, node: &Node) -> String {
+    pub fn tag_at(&self, node: &Node) -> String {
         let tags = (0..10_000).map(|n| format!("tag{n}"));
         let mut ours = tags.filter(|tag| self.cluster.primary_of_slot(self.cluster.keyslot(tag)).port() == node.port());
         ours.next().expect("one of so many lies there")
     }
 
     /// The owner of a tag's slot.
-    pub(crate) fn owner(&self, tag: &str) -> &Node {
+    pub fn owner(&self, tag: &str) -> &Node {
         self.cluster.primary_of_slot(self.cluster.keyslot(tag))
     }
 
     /// Hash tags, one for each primary.
-    pub(crate) fn tags(&self) -> Vec<String> {
+    pub fn tags(&self) -> Vec<String> {
         self.cluster.primaries().into_iter().map(|node| self.tag_at(node)).collect()
     }
 
     /// Waits until none of the locks has a holder on its server.
-    pub(crate) async fn nothing_is_left(&self, names: impl IntoIterator<Item = String>) {
+    pub async fn nothing_is_left(&self, names: impl IntoIterator<Item = String>) {
         for name in names {
             let key = self.hash_key(&name);
             until("nothing is left", async || {
@@ -86,14 +86,14 @@ impl Field {
     }
 
     /// Number of calls of a command, such as `cluster|slots`, at the running nodes.
-    pub(crate) fn calls_of(&self, command: &str) -> u64 {
+    pub fn calls_of(&self, command: &str) -> u64 {
         let running = self.cluster.nodes().iter().filter(|node| node.is_running());
         running.map(|node| calls_of(node, command)).sum()
     }
 }
 
 /// Number of calls of a command at a node since it started.
-pub(crate) fn calls_of(node: &Node, command: &str) -> u64 {
+pub fn calls_of(node: &Node, command: &str) -> u64 {
     let line = format!("cmdstat_{command}:calls=");
     let stats = ask(node, &["INFO", "commandstats"]).text().expect("text").into_owned();
     let count = stats.split_once(&line).and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
@@ -101,25 +101,25 @@ pub(crate) fn calls_of(node: &Node, command: &str) -> u64 {
 }
 
 /// The name of the n-th lock with a tag.
-pub(crate) fn name_of(tag: &str, n: usize) -> String {
+pub fn name_of(tag: &str, n: usize) -> String {
     format!("{{{tag}}}-{n}")
 }
 
 /// A lock that many tasks write in turns, and its checks: one writer at a time, tokens that grow.
 #[derive(Debug, Default)]
-pub(crate) struct Witness {
+pub struct Witness {
     inside: AtomicBool,
     last_token: AtomicU64,
-    pub(crate) uses: AtomicUsize,
+    pub uses: AtomicUsize,
 }
 
 impl Witness {
-    pub(crate) fn uses(&self) -> usize {
+    pub fn uses(&self) -> usize {
         self.uses.load(Ordering::SeqCst)
     }
 
     /// Takes the lock once as a writer. The writer must be alone, and its token greater than all before.
-    pub(crate) async fn use_once(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
+    pub async fn use_once(&self, manager: &Manager, name: &str) -> Result<FencingToken, Error> {
         let guard = manager.write(name).await?;
         let token = guard.fencing_token();
         assert!(!self.inside.swap(true, Ordering::SeqCst), "{name}: two writers are inside");
@@ -135,15 +135,15 @@ impl Witness {
 }
 
 /// Tasks that take locks until they are stopped. Every one of their requests must succeed.
-pub(crate) struct Load {
+pub struct Load {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<Result<(), Error>>,
-    pub(crate) locks: Vec<(String, Arc<Witness>)>,
+    pub locks: Vec<(String, Arc<Witness>)>,
 }
 
 impl Load {
     /// Starts `tasks` tasks, spread over the locks and the managers.
-    pub(crate) fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
+    pub fn start(managers: &[Manager], names: impl IntoIterator<Item = String>, tasks: usize) -> Self {
         let locks: Vec<(String, Arc<Witness>)> = names.into_iter().map(|name| (name, Arc::default())).collect();
         let mut load = Self { stop: Arc::default(), tasks: JoinSet::new(), locks };
         for n in 0..tasks {
@@ -162,14 +162,14 @@ impl Load {
     }
 
     /// Waits until each lock has changed hands `uses` times from now on.
-    pub(crate) async fn goes_on(&self, what: &str, uses: usize) {
+    pub async fn goes_on(&self, what: &str, uses: usize) {
         let before: Vec<usize> = self.locks.iter().map(|(_, lock)| lock.uses()).collect();
         until(what, async || self.locks.iter().zip(&before).all(|((_, lock), before)| lock.uses() >= before + uses))
             .await;
     }
 
     /// Lets all tasks come to their end, each with success.
-    pub(crate) async fn end(mut self) {
+    pub async fn end(mut self) {
         self.stop.store(true, Ordering::SeqCst);
         while let Some(ended) = self.tasks.join_next().await {
             ended.expect("no panic").expect("no request fails");

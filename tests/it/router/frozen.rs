@@ -13,7 +13,7 @@ use tokio::task::block_in_place;
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, Settings};
 use crate::servers::{SUPPORTED, ask};
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, until};
 
 on_own_servers![
     grant_that_comes_when_it_is_no_longer_true_is_not_believed,
@@ -26,13 +26,13 @@ const REPETITIONS: usize = 50;
 /// The cheap form, fifty times. The server grants, and its reply hangs in the network. The grant is lost with the
 /// server's data, as with a primary whose successor never had it, and another process takes the lock. Then the reply
 /// comes. No server is frozen here, because only one thing matters: the reply is older than the response timeout.
-async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) {
-    let node = Node::builder(server).proxied().start().expect("the server starts");
+async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) -> Outcome {
+    let node = Node::builder(server).proxied().start()?;
     let fixture = Fixture::hash(Topology::node(node.url()));
     let quick = Settings { response_timeout: Duration::from_millis(60), ..Settings::label("late") };
     let (late, other) = (fixture.manager_with(quick).await, fixture.manager().await);
     // Both know the script from now on.
-    other.write(&fixture.name()).await.expect("granted").release().await.expect("released");
+    other.write(&fixture.name()).await?.release().await?;
     for repetition in 0..REPETITIONS {
         let name = fixture.name();
         let key = fixture.hash_key(&name);
@@ -43,7 +43,7 @@ async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Serv
         // The proxy holds the repeated request, so that it cannot be granted next.
         let second = node.proxy().hold_request(copies.clone());
         ask(&node, &["DEL", &key]);
-        let guard = other.write(&name).await.expect("the lock is free");
+        let guard = other.write(&name).await?;
         block_in_place(|| second.wait_held(BOUND)).expect("the first one is no longer waited for");
         first.release();
         second.release();
@@ -53,12 +53,13 @@ async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Serv
         assert!(!asking.is_finished(), "repetition {repetition}: an old reply was believed");
         assert_eq!(guard.state(), HoldState::Held);
         let token = guard.fencing_token();
-        guard.release().await.expect("ours to the end");
-        let heir = soon("the grant", asking).await.expect("no panic").expect("granted");
+        guard.release().await?;
+        let heir = granted(asking).await;
         assert!(heir.fencing_token() > token, "repetition {repetition}");
-        heir.release().await.expect("ours to the end");
+        heir.release().await?;
         node.proxy().forget_requests();
     }
+    Ok(())
 }
 
 fn quick() -> Settings {
@@ -66,12 +67,12 @@ fn quick() -> Settings {
 }
 
 /// A frozen primary seems to accept connections: its kernel does, for a process that stands still.
-async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) {
+async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) -> Outcome {
     let cluster = Cluster::builder(server).node_timeout(Duration::from_secs(1)).start();
     let field = Field::on(cluster);
     let manager = field.manager_with(quick()).await;
     let tag = field.tag_at(&field.cluster.nodes()[0]);
-    manager.write(&name_of(&tag, 0)).await.expect("granted").release().await.expect("released");
+    manager.write(&name_of(&tag, 0)).await?.release().await?;
     let old = field.owner(&tag);
     old.pause();
     // The test orders no failover: the other primaries notice the failure and elect a replica.
@@ -88,7 +89,8 @@ async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) 
     assert_ne!(field.owner(&tag).port(), old.port());
     guard.release().await.expect("the successor knows it");
     old.resume();
-    manager.write(&name_of(&tag, 1)).await.expect("granted").release().await.expect("released");
+    manager.write(&name_of(&tag, 1)).await?.release().await?;
+    Ok(())
 }
 
 /// Guards that were inside a lock, each by its own local clock: no two of them may be valid at once.

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::Settings;
 use crate::servers::ask;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, until};
 
 on_own_servers![
     losses_on_a_killed_primary_are_told_before_its_leases_end,
@@ -131,7 +131,7 @@ async fn losses_are_told_before_leases_end(server: Server, fault: impl Fn(&Node)
     field.cluster.failover_force(hurt).expect("a replica takes over");
     let other = field.manager().await;
     for (name, token) in tokens {
-        let heir = soon("the heir's grant", other.write(&name).into_future()).await.expect("granted");
+        let heir = granted(other.write(&name)).await;
         assert!(heir.fencing_token() > token);
         heir.release().await.expect("ours to the end");
     }
@@ -180,26 +180,27 @@ fn cut_off(replica: &Node, primary: &Node) {
     ask(primary, &["CLIENT", "KILL", "TYPE", "replica"]);
 }
 
-async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server) {
+async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server) -> Outcome {
     let field = Field::with_replicas(server);
     let tag = field.tag_at(&field.cluster.nodes()[0]);
     let (primary, replica) = (field.owner(&tag), field.cluster.replicas_of(field.owner(&tag))[0]);
     let (lost, later) = (name_of(&tag, 0), name_of(&tag, 1));
     // The lease is longer than this case runs.
     let manager = field.manager_with(Settings::lease(BOUND * 10)).await;
-    let guard = manager.write(&lost).await.expect("granted");
+    let guard = manager.write(&lost).await?;
     let key = field.hash_key(&lost);
-    let mut reader = replica.client().expect("connected");
-    reader.command(&["READONLY"]).expect("answered").into_result().expect("it may be read");
+    let mut reader = replica.client()?;
+    reader.command(&["READONLY"])?.into_result().expect("it may be read");
     until("the replica has it", async || !reader.command(&["HGET", &key, "h"]).expect("answered").is_nil()).await;
 
     cut_off(replica, primary);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     primary.kill();
     replica.resume();
     let successor = field.cluster.failover_force(primary).expect("the replica takes over");
     assert!(!ask(successor, &["HGET", &key, "h"]).is_nil(), "it has not heard of the release");
     // A manager that sends a node nothing does not learn of its failure, so this one sends a request.
-    manager.write(&later).await.expect("granted").release().await.expect("ours to the end");
+    manager.write(&later).await?.release().await?;
     field.nothing_is_left([lost, later]).await;
+    Ok(())
 }

@@ -11,7 +11,7 @@ use super::field::on_own_servers;
 use crate::fixture::{Fixture, RENEWED, Settings};
 use crate::scripts::hash::{ACQUIRE, LEAVE, RENEW};
 use crate::servers::ask;
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, until};
 
 on_own_servers![
     acquisition_finds_its_own_hold,
@@ -80,7 +80,7 @@ fn quick() -> Settings {
     Settings { response_timeout: Duration::from_millis(200), max_handoffs: 1, ..Settings::default() }
 }
 
-async fn acquisition_finds_its_own_hold(server: Server) {
+async fn acquisition_finds_its_own_hold(server: Server) -> Outcome {
     let (node, fixture) = start(server);
     let (manager, other) = (fixture.manager_with(quick()).await, fixture.manager().await);
     for lost in Lost::EITHER {
@@ -98,18 +98,19 @@ async fn acquisition_finds_its_own_hold(server: Server) {
             });
             losing.wait();
             let token = ask(&node, &["HGET", &key, "t"]).text().expect("a token").into_owned();
-            let granted = soon("the grant", asking).await.expect("no panic").expect("answered");
+            let granted = soon("the grant", asking).await??;
             let (seen, guard) = granted.expect("silence is no denial");
             assert_eq!(u64::from(seen).to_string(), token, "{lost:?} {mode}: the same hold");
-            assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?} {mode}: one hold");
+            assert_eq!(other.inspect(&name).await?.holders.len(), 1, "{lost:?} {mode}: one hold");
             match guard {
-                Ok(guard) => guard.release().await.expect("ours to the end"),
-                Err(guard) => guard.release().await.expect("ours to the end"),
+                Ok(guard) => guard.release().await?,
+                Err(guard) => guard.release().await?,
             }
-            let guard = other.try_write(&name).await.expect("answered").expect("one release frees it");
-            guard.release().await.expect("released");
+            let guard = other.try_write(&name).await?.expect("one release frees it");
+            guard.release().await?;
         }
     }
+    Ok(())
 }
 
 async fn renewal_is_repeated_and_no_loss_is_told(server: Server) {
@@ -128,37 +129,38 @@ async fn renewal_is_repeated_and_no_loss_is_told(server: Server) {
     }
 }
 
-async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) {
+async fn release_is_repeated_and_frees_nobody_elses_hold(server: Server) -> Outcome {
     let (node, fixture) = start(server);
     let (manager, other) = (fixture.manager_with(quick()).await, fixture.manager().await);
     for lost in Lost::EITHER {
         let name = fixture.name();
-        let guard = manager.write(&name).await.expect("granted");
+        let guard = manager.write(&name).await?;
         let losing = lost.next(node.proxy(), calls(LEAVE, &fixture.hash_key(&name)));
         let releasing = tokio::spawn(guard.release());
         losing.wait();
         // The server has applied the release, so the next writer may enter before the repeated release comes.
-        let heir = other.write(&name).await.expect("granted");
-        soon("the release", releasing).await.expect("no panic").expect("it was ours to the end");
-        assert_eq!(other.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?}: the heir's");
+        let heir = other.write(&name).await?;
+        soon("the release", releasing).await?.expect("it was ours to the end");
+        assert_eq!(other.inspect(&name).await?.holders.len(), 1, "{lost:?}: the heir's");
         heir.release().await.expect("nobody else released it");
     }
     // A release succeeds only if the server still had the hold, or if a copy of this release can have ended it.
     let name = fixture.name();
-    let guard = manager.write(&name).await.expect("granted");
-    other.force_release(&name).await.expect("forced");
+    let guard = manager.write(&name).await?;
+    other.force_release(&name).await?;
     let losing = Lost::Cut.next(node.proxy(), calls(LEAVE, &fixture.hash_key(&name)));
     let releasing = tokio::spawn(guard.release());
     losing.wait();
-    match soon("the release", releasing).await.expect("no panic").expect_err("it was ended before") {
+    match soon("the release", releasing).await?.expect_err("it was ended before") {
         redis_rwlock::Error::Lost { reason, .. } => assert_eq!(reason, LossReason::Forced),
         error => panic!("{error:?}"),
     }
+    Ok(())
 }
 
 /// A request hangs for longer than its caller waits. It arrives after its lock was given back, once while the lock is
 /// free and once while another process has it.
-async fn copy_that_comes_late_changes_nothing(server: Server) {
+async fn copy_that_comes_late_changes_nothing(server: Server) -> Outcome {
     let (node, fixture) = start(server);
     // Long enough that the release which follows the limit of a copy comes after this case has looked.
     let settings = Settings { response_timeout: Duration::from_secs(1), ..Settings::default() };
@@ -170,12 +172,12 @@ async fn copy_that_comes_late_changes_nothing(server: Server) {
         let asking = tokio::spawn(manager.write(&name).into_future());
         block_in_place(|| held.wait_held(BOUND)).expect("sent");
         // The retry, on a connection of its own.
-        let guard = soon("the grant", asking).await.expect("no panic").expect("granted");
-        guard.release().await.expect("released");
+        let guard = granted(asking).await;
+        guard.release().await?;
         // Two releases come: the caller's, and one of the background because a request is in doubt.
         block_in_place(|| node.proxy().wait_for_requests(calls(LEAVE, &key), 2, BOUND)).expect("told twice");
         let heir = match is_taken_by_another {
-            true => Some(other.write(&name).await.expect("granted")),
+            true => Some(other.write(&name).await?),
             false => None,
         };
         let writer = || ask(&node, &["HGET", &key, "h"]);
@@ -183,8 +185,9 @@ async fn copy_that_comes_late_changes_nothing(server: Server) {
         block_in_place(|| held.release_and_wait(BOUND)).expect("arrived late");
         assert_eq!(writer(), before, "taken by another: {is_taken_by_another}");
         if let Some(heir) = heir {
-            heir.release().await.expect("ours to the end");
+            heir.release().await?;
         }
         fixture.becomes_free(&name).await;
     }
+    Ok(())
 }

@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Manager, RENEWED, Settings};
-use crate::wait::soon;
+use crate::wait::{Outcome, granted};
 
 on_own_servers![
     slot_moves_step_by_step_under_load,
@@ -57,7 +57,7 @@ impl Traffic {
     async fn end(self, field: &Field) {
         let token = self.held.fencing_token();
         self.held.release().await.expect("ours to the end");
-        let heir = soon("the waiter's grant", self.waiting).await.expect("no panic").expect("granted");
+        let heir = granted(self.waiting).await;
         assert!(heir.fencing_token() > token);
         heir.release().await.expect("released");
         self.load.end().await;
@@ -102,33 +102,33 @@ async fn slot_that_stays_after_all_loses_nothing(server: Server) {
     traffic.end(&field).await;
 }
 
-async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) {
+async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let (holder, other) = (field.manager_with(Settings::lease(RENEWED)).await, field.manager().await);
     let tag = field.tag_at(&field.cluster.nodes()[0]);
     let slot = field.cluster.keyslot(&tag);
-    let migration =
-        SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins");
+    let migration = SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot))?;
     let (name, key) = (name_of(&tag, 0), field.hash_key(&name_of(&tag, 0)));
-    let guard = holder.write(&name).await.expect("granted");
-    assert!(migration.keys_left().expect("answered").is_empty(), "the key is at the new owner");
-    assert!(other.try_read(&name).await.expect("answered").is_none(), "it is held there");
+    let guard = holder.write(&name).await?;
+    assert!(migration.keys_left()?.is_empty(), "the key is at the new owner");
+    assert!(other.try_read(&name).await?.is_none(), "it is held there");
     let (waiting, wanted) = (Arc::clone(&other), name.clone());
     let waiting = tokio::spawn(async move { waiting.write(&wanted).await });
     tokio::time::sleep(RENEWED).await;
     assert_eq!(guard.state(), HoldState::Held, "it is renewed there");
-    migration.finish().expect("the migration ends");
-    assert_eq!(field.owner(&tag).command(&["EXISTS", &key]).expect("answered").int(), Some(1));
+    migration.finish()?;
+    assert_eq!(field.owner(&tag).command(&["EXISTS", &key])?.int(), Some(1));
     let token = guard.fencing_token();
-    guard.release().await.expect("ours to the end");
-    let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    guard.release().await?;
+    let heir = granted(waiting).await;
     assert!(heir.fencing_token() > token);
-    heir.release().await.expect("released");
+    heir.release().await?;
     field.nothing_is_left([name]).await;
+    Ok(())
 }
 
 /// A node is late with its answers for one slot alone: renewals of other slots must not wait for these.
-async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
+async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let holder = field.manager_with(Settings { response_timeout: RENEWED * 4, ..Settings::lease(RENEWED) }).await;
     let source = &field.cluster.nodes()[0];
@@ -137,13 +137,12 @@ async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
     let mut tags = (0..).map(|n| format!("other{n}"));
     let other = tags.find(|other| field.owner(other).port() == source.port() && slot_of(other) != slot_of(&tag));
     let other = other.expect("there are always more");
-    let gone = holder.write(&name_of(&tag, 0)).await.expect("granted");
+    let gone = holder.write(&name_of(&tag, 0)).await?;
     let mut held = Vec::new();
     for n in 0..8 {
-        held.push(holder.write(&name_of(&other, n)).await.expect("granted"));
+        held.push(holder.write(&name_of(&other, n)).await?);
     }
-    let migration = SlotMigration::begin(&field.cluster, slot_of(&tag), another(&field.cluster, slot_of(&tag)))
-        .expect("the migration begins");
+    let migration = SlotMigration::begin(&field.cluster, slot_of(&tag), another(&field.cluster, slot_of(&tag)))?;
     assert!(migration.move_key(field.hash_key(&name_of(&tag, 0))).expect("moved"), "it was there");
     migration.to().proxy().freeze();
     tokio::time::sleep(RENEWED * 2).await;
@@ -151,6 +150,7 @@ async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) {
     assert!(states.iter().all(|state| *state == HoldState::Held), "{states:?}");
     migration.to().proxy().heal();
     drop((gone, held));
+    Ok(())
 }
 
 /// Moves a slot at once. Where the servers cannot, they refuse the order, and the slot stays.

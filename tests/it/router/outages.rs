@@ -7,7 +7,7 @@ use redis_rwlock::{Error, HoldState, LossReason, Topology};
 
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, alone_on_every_server};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 on_own_servers![
     shard_that_is_gone_is_unreachable_and_the_others_work,
@@ -27,7 +27,7 @@ fn impatient() -> Settings {
 }
 
 async fn works(manager: &Manager, name: &str) {
-    let guard = soon("a grant", manager.write(name).into_future()).await.expect("granted");
+    let guard = granted(manager.write(name)).await;
     guard.release().await.expect("ours to the end");
 }
 
@@ -35,7 +35,7 @@ async fn works(manager: &Manager, name: &str) {
 async fn is_unreachable(manager: &Manager, name: &str) {
     let asked = Instant::now();
     let error = soon("the error", manager.write(name).into_future()).await.expect_err("nobody can grant it");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
     let waited = asked.elapsed();
     let most = UNREACHABLE_AFTER + Settings::default().response_timeout * 2 + LATE;
     assert!(waited >= UNREACHABLE_AFTER && waited < most, "{waited:?}");
@@ -54,14 +54,14 @@ fn kill_and_restart_later<'a>(nodes: &[&'a Node]) -> Vec<&'a Node> {
     nodes.to_vec()
 }
 
-async fn shard_that_is_gone_is_unreachable_and_the_others_work(server: Server) {
+async fn shard_that_is_gone_is_unreachable_and_the_others_work(server: Server) -> Outcome {
     let cluster = Cluster::builder(server).arg("--cluster-require-full-coverage", "no").start();
     let field = Field::on(cluster);
     let manager = field.manager_with(impatient()).await;
     let tags = field.tags();
     let (lost, held) = (name_of(&tags[0], 0), name_of(&tags[1], 0));
-    let gone = manager.write(&lost).await.expect("granted");
-    let stays = manager.write(&held).await.expect("granted");
+    let gone = manager.write(&lost).await?;
+    let stays = manager.write(&held).await?;
     let primary = field.owner(&tags[0]);
     let shard = [field.cluster.replicas_of(primary), vec![primary]].concat();
     let shard = kill_and_restart_later(&shard);
@@ -74,10 +74,11 @@ async fn shard_that_is_gone_is_unreachable_and_the_others_work(server: Server) {
     // This wait is longer than the other nodes need to give the shard up.
     is_unreachable(&manager, &name_of(&tags[0], 2)).await;
     for node in shard {
-        node.restart().expect("it starts again");
+        node.restart()?;
     }
     works_again(&manager, &name_of(&tags[0], 3)).await;
-    stays.release().await.expect("ours to the end");
+    stays.release().await?;
+    Ok(())
 }
 
 async fn cluster_without_a_majority_is_unreachable_until_it_is_well(server: Server) {
@@ -140,11 +141,11 @@ async fn one_answer_is_not_waited_for(manager: &Manager, name: &str) {
             false => soon("the error", manager.try_read(name)).await.map(drop),
         };
         assert!(asked.elapsed() < ANSWER * 2 + LATE, "{:?}", asked.elapsed());
-        assert!(matches!(error, Err(Error::Unreachable { .. })), "{error:?}");
+        assert_matches!(error, Err(Error::Unreachable { .. }));
     }
 }
 
-async fn try_now_at_a_killed_primary_ends_in_time(server: Server) {
+async fn try_now_at_a_killed_primary_ends_in_time(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let manager = field.manager_with(asking_once()).await;
     let tag = field.tag_at(&field.cluster.nodes()[0]);
@@ -152,21 +153,22 @@ async fn try_now_at_a_killed_primary_ends_in_time(server: Server) {
     field.owner(&tag).kill();
     one_answer_is_not_waited_for(&manager, &name_of(&tag, 0)).await;
 
-    let node = Node::start(server).expect("the server starts");
+    let node = Node::start(server)?;
     for fixture in [Fixture::hash(Topology::node(node.url())), Fixture::two_key(Topology::node(node.url()))] {
         let manager = fixture.manager_with(asking_once()).await;
         node.kill();
         one_answer_is_not_waited_for(&manager, "cfg").await;
-        node.restart().expect("it starts again");
+        node.restart()?;
     }
 
-    let sentinels = Sentinels::start(server).expect("Sentinels start");
+    let sentinels = Sentinels::start(server)?;
     let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
     let manager = fixture.manager_with(asking_once()).await;
     // No replica is left to take the primary's place.
     sentinels.replicas().into_iter().for_each(Node::kill);
     sentinels.primary().kill();
     one_answer_is_not_waited_for(&manager, "cfg").await;
+    Ok(())
 }
 
 async fn try_now_at_a_frozen_server_ends_in_time(f: &ServerFixture) {

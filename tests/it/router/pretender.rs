@@ -21,7 +21,7 @@ enum Says {
     Before(Vec<u8>),
 }
 
-pub(super) struct Pretender {
+pub struct Pretender {
     addr: SocketAddr,
     shared: Arc<Shared>,
 }
@@ -37,7 +37,7 @@ struct Shared {
 }
 
 impl Pretender {
-    pub(super) fn before(server: SocketAddr) -> Self {
+    pub fn before(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let addr = listener.local_addr().expect("bound");
         let shared = Arc::new(Shared {
@@ -59,36 +59,36 @@ impl Pretender {
         Self { addr, shared }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
     }
 
     /// Answers every script with an error, until another order.
-    pub(super) fn refuses(&self, error: &str) {
+    pub fn refuses(&self, error: &str) {
         self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
     }
 
     /// Answers the next `TIME` with an error.
-    pub(super) fn refuses_time_once(&self, error: &str) {
+    pub fn refuses_time_once(&self, error: &str) {
         *self.shared.time.lock() = Some(format!("-{error}\r\n").into_bytes());
     }
 
     /// True if an answer to `TIME` is still to come.
-    pub(super) fn awaits_time(&self) -> bool {
+    pub fn awaits_time(&self) -> bool {
         self.shared.time.lock().is_some()
     }
 
     /// Answers the next script with an error.
-    pub(super) fn refuses_once(&self, error: &str) {
+    pub fn refuses_once(&self, error: &str) {
         self.say(Says::Once(format!("-{error}\r\n").into_bytes()));
     }
 
     /// Puts a reply in front of the next script's.
-    pub(super) fn inserts(&self, reply: &str) {
+    pub fn inserts(&self, reply: &str) {
         self.say(Says::Before(reply.as_bytes().to_vec()));
     }
 
-    pub(super) fn tells_the_truth(&self) {
+    pub fn tells_the_truth(&self) {
         self.say(Says::Truth);
     }
 
@@ -97,7 +97,7 @@ impl Pretender {
     }
 
     /// Sends all subscribers a push that no client asked for.
-    pub(super) fn pushes(&self, push: &str) {
+    pub fn pushes(&self, push: &str) {
         for mut subscriber in self.shared.subscribers.lock().iter() {
             // The write fails for a subscriber that has gone, which does not matter.
             drop(subscriber.write_all(push.as_bytes()));
@@ -105,7 +105,7 @@ impl Pretender {
     }
 
     /// Number of connections that were made.
-    pub(super) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 }

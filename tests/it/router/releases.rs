@@ -95,7 +95,7 @@ async fn hold_that_is_gone_with_its_connection_is_lost(f: &ServerFixture) {
 async fn hold_on_a_server_that_was_restarted_empty_is_lost(f: &ServerFixture) {
     let node = f.servers.primaries()[0];
     for mode in MODES {
-        let (manager, name) = (f.manager_with(settings()).await, f.name());
+        let ([manager], name) = f.scene_with(settings()).await;
         let guard = take(&manager, &name, mode).await;
         node.kill();
         node.restart().expect("empty");

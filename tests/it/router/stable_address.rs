@@ -9,7 +9,7 @@ use redis_rwlock::{Durability, HoldState, Replicas, Topology};
 use super::field::on_own_servers;
 use crate::fixture::{Fixture, Settings, on_one_replica};
 use crate::servers::{ask, wait_until_followed};
-use crate::wait::{Stalls, soon, start, until, until_renewed};
+use crate::wait::{Outcome, Stalls, granted, soon, start, until, until_renewed};
 
 on_own_servers![
     everything_moves_to_the_new_primary,
@@ -77,20 +77,21 @@ async fn everything_moves_where_a_replica_has_to_know(server: Server) {
 }
 
 /// The question for the replicas is the first to reach the old primary, which is a replica by then.
-async fn idle_manager_moves_where_all_replicas_have_to_know(server: Server) {
+async fn idle_manager_moves_where_all_replicas_have_to_know(server: Server) -> Outcome {
     let (pair, response_timeout) = (Pair::start(server), Duration::from_secs(4));
     let durability = Durability::Replicated { replicas: Replicas::All, timeout: Duration::from_secs(2) };
     let settings = Settings { response_timeout, durability, ..Settings::default() };
     let (fixture, name) = (pair.fixture(), "cfg");
     let manager = fixture.manager_with(settings).await;
-    manager.write(name).await.expect("granted").release().await.expect("ours to the end");
+    manager.write(name).await?.release().await?;
     pair.fail_over().await;
     wait_until_followed(&pair.new);
     // The manager asks for the replicas again when its last answer is a second old.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted by the new primary");
     assert_eq!(fixture.view(name).await.holders.len(), 1);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 /// Checks guards, waiters, releases, looks and notifications after a failover behind one address.
@@ -111,7 +112,7 @@ async fn everything_moves(server: Server, settings: Settings) {
         assert_eq!(guard.state(), HoldState::Held);
     }
     holder.release().await.expect("ours to the end");
-    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let granted = granted(waiting).await;
     assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
     granted.release().await.expect("ours to the end");
     assert_eq!(manager.inspect(&held).await.expect("inspected").holders.len(), 1, "a look finds the new one");
@@ -126,13 +127,13 @@ async fn everything_moves(server: Server, settings: Settings) {
 
 /// The old primary follows the new one and then stands still. It keeps its connections, and does not say that it is a
 /// replica.
-async fn replica_that_stands_still_is_left_too(server: Server) {
+async fn replica_that_stands_still_is_left_too(server: Server) -> Outcome {
     let pair = Pair::start(server);
     let fixture = pair.fixture();
     let (manager, other) = (fixture.manager().await, fixture.manager().await);
     let (held, busy) = (fixture.name(), fixture.name());
-    let guard = manager.write(&held).lease(Duration::from_secs(6)).await.expect("granted");
-    let holder = manager.write(&busy).await.expect("granted");
+    let guard = manager.write(&held).lease(Duration::from_secs(6)).await?;
+    let holder = manager.write(&busy).await?;
     let mut waiting = other.write(&busy).into_future();
     start(&mut waiting);
     let waiting = tokio::spawn(waiting);
@@ -143,12 +144,13 @@ async fn replica_that_stands_still_is_left_too(server: Server) {
         until_renewed("a renewal", || guard.remaining()).await;
         assert_eq!(guard.state(), HoldState::Held);
     }
-    holder.release().await.expect("ours to the end");
-    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    holder.release().await?;
+    let granted = granted(waiting).await;
     assert!(granted.fencing_token() > guard.fencing_token(), "tokens go on");
-    granted.release().await.expect("ours to the end");
-    guard.release().await.expect("ours to the end");
+    granted.release().await?;
+    guard.release().await?;
     pair.old.resume();
+    Ok(())
 }
 
 /// The lock is free at the new primary, and no notification tells the waiter.
@@ -169,7 +171,7 @@ async fn waiter_that_nobody_wakes_moves_too(server: Server) {
     let stalls = Stalls::begin();
     let promoted = pair.fail_over().await;
     ask(&pair.new, &["DEL", &fixture.hash_key(&name)]);
-    let granted = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let granted = granted(waiting).await;
     let (took, stalled) = (promoted.elapsed(), stalls.end());
     println!("granted {took:?} after the new primary could answer, of which the machine stood still for {stalled:?}");
     assert!(took.saturating_sub(stalled) < Duration::from_secs(1), "{took:?}, of which {stalled:?} are the machine's");

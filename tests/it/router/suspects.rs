@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, RENEWED, Settings};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until};
+use crate::wait::{Outcome, bounded, granted, soon, until};
 
 on_own_servers![
     others_are_asked_about_a_silent_node_and_no_more_often_than_needed,
@@ -49,7 +49,7 @@ async fn all_are_told_that_it_is_unreachable(manager: &Manager, tag: &str, bound
     while let Some(ended) = tasks.join_next().await {
         let (outcome, waited) = ended.expect("no panic");
         let error = outcome.expect_err("nobody answers for it");
-        assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+        assert_matches!(error, Error::Unreachable { .. });
         assert!(waited < bound, "told after {waited:?}");
     }
 }
@@ -60,13 +60,13 @@ fn told_within(settings: &Settings) -> Duration {
     settings.unreachable_after + settings.response_timeout * 3 + Duration::from_secs(3)
 }
 
-async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(server: Server) {
+async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let manager = field.manager_with(impatient()).await;
     let tags = field.tags();
     let silent = field.owner(&tags[0]);
     for tag in &tags {
-        manager.write(&name_of(tag, 0)).await.expect("granted").release().await.expect("released");
+        manager.write(&name_of(tag, 0)).await?.release().await?;
     }
     silent.pause();
     let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
@@ -76,13 +76,14 @@ async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(serv
     let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 2;
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
     for tag in &tags[1..] {
-        let guard = soon("another shard's lock", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
-        guard.release().await.expect("released");
+        let guard = granted(manager.write(&name_of(tag, 0))).await;
+        guard.release().await?;
     }
     silent.resume();
     let guard = soon("the lock of the node that woke", manager.write(&name_of(&tags[0], 0)).into_future()).await;
-    guard.expect("granted").release().await.expect("released");
+    guard.expect("granted").release().await?;
     field.nothing_is_left((0..TASKS).map(|n| name_of(&tags[0], n))).await;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -97,7 +98,7 @@ async fn a_primary_is_replaced_that_knows_nobody() {
     let manager = field.manager_with(impatient()).await;
     let tags = field.tags();
     let take = async |tag: &str| {
-        let guard = soon("a grant", manager.write(&name_of(tag, 0)).into_future()).await.expect("granted");
+        let guard = granted(manager.write(&name_of(tag, 0))).await;
         guard.release().await.expect("released");
     };
     for tag in &tags {
@@ -128,14 +129,14 @@ async fn a_primary_is_replaced_that_knows_nobody() {
     assert_eq!(replaced.proxy().requests_seen(Matcher::command("CLUSTER")), 0, "it was asked");
 }
 
-async fn slot_without_an_owner_is_asked_for_together(server: Server) {
+async fn slot_without_an_owner_is_asked_for_together(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let manager = field.manager_with(impatient()).await;
     let tag = field.tag_at(&field.cluster.nodes()[0]);
     let (slot, owner) = (field.cluster.keyslot(&tag).to_string(), field.owner(&tag));
-    manager.write(&name_of(&tag, 0)).await.expect("granted").release().await.expect("released");
+    manager.write(&name_of(&tag, 0)).await?.release().await?;
     for node in field.cluster.nodes() {
-        node.command(&["CLUSTER", "DELSLOTS", &slot]).expect("answered").into_result().expect("taken away");
+        node.command(&["CLUSTER", "DELSLOTS", &slot])?.into_result().expect("taken away");
     }
     let (began, asked_before) = (Instant::now(), field.calls_of("cluster|slots"));
     all_are_told_that_it_is_unreachable(&manager, &tag, told_within(&impatient())).await;
@@ -145,25 +146,26 @@ async fn slot_without_an_owner_is_asked_for_together(server: Server) {
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
     let patient = field.manager().await;
     let waiting = tokio::spawn(async move { patient.write(&name_of("elsewhere", 0)).await.map(drop) });
-    owner.command(&["CLUSTER", "ADDSLOTS", &slot]).expect("answered").into_result().expect("given back");
-    soon("the slot's owner", waiting).await.expect("no panic").expect("granted as soon as the cluster works");
+    owner.command(&["CLUSTER", "ADDSLOTS", &slot])?.into_result().expect("given back");
+    soon("the slot's owner", waiting).await?.expect("granted as soon as the cluster works");
     let guard = soon("a lock of the slot", field.manager().await.write(&name_of(&tag, 0)).into_future()).await;
-    guard.expect("granted").release().await.expect("released");
+    guard.expect("granted").release().await?;
     field.nothing_is_left((0..TASKS).map(|n| name_of(&tag, n))).await;
+    Ok(())
 }
 
-async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
+async fn holds_and_waiters_follow_to_the_new_primary(server: Server) -> Outcome {
     let field = Field::with_replicas(server);
     let managers =
         [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
     let tag = field.tag_at(&field.cluster.nodes()[0]);
-    let held = managers[0].write(&name_of(&tag, 99)).await.expect("granted");
+    let held = managers[0].write(&name_of(&tag, 99)).await?;
     let names: Vec<String> = (0..4).map(|n| name_of(&tag, n)).collect();
     let load = Load::start(&managers, names.clone(), 64);
     for when in ["there", "back"] {
         load.goes_on("before", 10).await;
         // The old primary agrees to this failover. No write is lost, so no two writers may be inside together.
-        let new = field.cluster.failover(field.owner(&tag)).expect("a replica takes over");
+        let new = field.cluster.failover(field.owner(&tag))?;
         new.proxy().forget_requests();
         load.goes_on(when, 10).await;
         tokio::time::sleep(RENEWED).await;
@@ -174,9 +176,10 @@ async fn holds_and_waiters_follow_to_the_new_primary(server: Server) {
         );
         field.cluster.wait_ok().expect("well again");
     }
-    held.release().await.expect("ours to the end");
+    held.release().await?;
     load.end().await;
     field.nothing_is_left(names).await;
+    Ok(())
 }
 
 async fn connections_to_nodes_that_own_nothing_are_closed(server: Server) {

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::wait::{BOUND, soon, until};
+use crate::wait::{BOUND, Outcome, granted, until};
 
 on_own_servers![
     killed_subscription_is_made_again,
@@ -68,7 +68,7 @@ impl Wanted {
             let seen = Instant::now();
             let token = guard.fencing_token();
             guard.release().await.expect("ours to the end");
-            let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+            let heir = granted(waiting).await;
             assert!(seen.elapsed() < MIN_RETRY, "granted {:?} after the waiter's last request", seen.elapsed());
             assert!(heir.fencing_token() > token);
             heir.release().await.expect("ours to the end");
@@ -107,20 +107,21 @@ async fn unsolicited_unsubscription_is_seen_through(server: Server) {
     wanted.wake_by_notification(&fixture, &node).await;
 }
 
-async fn waiter_without_wake_ups_asks_again(server: Server) {
-    let node = Node::start(server).expect("the server starts");
-    node.acl_set_user("deaf", &["on", ">deaf", "~*", "+@all", "resetchannels"]).expect("a user");
+async fn waiter_without_wake_ups_asks_again(server: Server) -> Outcome {
+    let node = Node::start(server)?;
+    node.acl_set_user("deaf", &["on", ">deaf", "~*", "+@all", "resetchannels"])?;
     let fixture = Fixture::two_key(Topology::node(format!("redis://deaf:deaf@{}", node.addr())));
     let (holder, waiter) = (fixture.manager_with(long()).await, fixture.manager_with(long()).await);
     let wanted = Wanted::start(&fixture, &holder, &waiter).await;
     let released = Instant::now();
     for guard in wanted.guards {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
     for waiting in wanted.waiting {
-        let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
-        heir.release().await.expect("ours to the end");
+        let heir = granted(waiting).await;
+        heir.release().await?;
     }
     // The rest is for a busy machine.
     assert!(released.elapsed() < MAX_RETRY + BOUND / 10, "{:?}", released.elapsed());
+    Ok(())
 }

@@ -12,6 +12,7 @@ use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag};
 use crate::servers::ask;
+use crate::wait::Outcome;
 
 /// Texts that mean something to the server, the protocol, the scripts or the keys.
 fn hostile() -> impl Strategy<Value = String> {
@@ -168,22 +169,23 @@ fn all_keys_lie_where_they_are_said_to() {
 
 /// Checks that managers send the files as scripts, with any names: the server finds them by the digests of the files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_are_constants() {
+async fn scripts_are_constants() -> Outcome {
     let f = ServerFixture::alone(Kind::HashNode, Server::Redis70).await;
     let node = f.servers.primaries()[0];
     let mut runner = runner(64);
     for _ in 0..64 {
         let name = hostile().new_tree(&mut runner).expect("a value").current();
         let manager = f.manager().await;
-        let guard = manager.try_write(&name).await.expect("answered").expect("granted");
-        assert!(manager.try_read(&name).await.expect("answered").is_none());
-        assert_eq!(manager.inspect(&name).await.expect("inspected").name, name);
-        guard.release().await.expect("released");
-        manager.force_release(&name).await.expect("forced");
+        let guard = manager.try_write(&name).await?.expect("granted");
+        assert!(manager.try_read(&name).await?.is_none());
+        assert_eq!(manager.inspect(&name).await?.name, name);
+        guard.release().await?;
+        manager.force_release(&name).await?;
     }
     let memory = ask(node, &["INFO", "memory"]).text().expect("text").into_owned();
     let scripts = memory.lines().find_map(|line| line.strip_prefix("number_of_cached_scripts:"));
     assert_eq!(scripts, Some("5"), "rights, acquire, leave, inspect, force");
+    Ok(())
 }
 
 /// A label is one field of an id. `inspect` shows it as the user gave it, or the builder refuses it.
@@ -227,17 +229,18 @@ async fn shows_label(f: &ServerFixture, label: &str) {
 
 /// Owners are numbers that a process makes, so no user can name the owner of another.
 #[tokio::test]
-async fn owners_do_not_reach_each_other() {
+async fn owners_do_not_reach_each_other() -> Outcome {
     let f = Fixture::memory();
-    let (manager, name) = (f.manager().await, f.name());
-    let guard = manager.write(&name).owner(OwnerId::new()).await.expect("granted");
+    let ([manager], name) = f.scene().await;
+    let guard = manager.write(&name).owner(OwnerId::new()).await?;
     for _ in 0..100 {
-        assert!(manager.write(&name).owner(OwnerId::new()).try_now().await.expect("answered").is_none());
+        assert!(manager.write(&name).owner(OwnerId::new()).try_now().await?.is_none());
     }
-    guard.release().await.expect("released");
+    guard.release().await?;
     // The same owner in another process, or on another store, is another owner.
     let (owner, store) = (OwnerId::new(), MemoryManager::new());
-    let held = store.write("cfg").owner(owner).await.expect("granted");
-    assert!(store.peer().write("cfg").owner(owner).try_now().await.expect("answered").is_none());
-    held.release().await.expect("released");
+    let held = store.write("cfg").owner(owner).await?;
+    assert!(store.peer().write("cfg").owner(owner).try_now().await?.is_none());
+    held.release().await?;
+    Ok(())
 }

@@ -14,7 +14,7 @@ use redis_rwlock::{
 use crate::fixture::{Kind, Manager, RENEWED, ServerFixture, wake_channels};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 const PASSWORD: &str = "secret";
 const WAKE_UPS: &str = "All of them, for waiters";
@@ -205,15 +205,16 @@ fn is_right(rule: &str) -> bool {
     rule.starts_with(['+', '~', '&'])
 }
 
-async fn listed_rights_are_enough(place: &Place) {
+async fn listed_rights_are_enough(place: &Place) -> Outcome {
     let (_, topology) = place.user(&rules_of(heading_of(place.kind)));
     let failures = place.failures(&topology).await;
     assert!(failures.is_empty(), "{failures:?}");
-    let manager = place.connect(&topology, "rwlock").await.expect("connected");
-    let guard = manager.write(&new_name("plain")).lease(RENEWED).await.expect("granted");
+    let manager = place.connect(&topology, "rwlock").await?;
+    let guard = manager.write(&new_name("plain")).lease(RENEWED).await?;
     tokio::time::sleep(RENEWED * 3 / 2).await;
     assert_eq!(guard.state(), HoldState::Held, "it is renewed");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 async fn each_listed_right_is_needed(place: &Place) {
@@ -307,26 +308,27 @@ on_all![
     missing_right_is_told_at_connect,
 ];
 
-async fn waiters_subscribe_only_with_the_right(server: Server) {
+async fn waiters_subscribe_only_with_the_right(server: Server) -> Outcome {
     let place = Place::start(Kind::TwoKey, server).await;
     let node = place.f.servers.primaries()[0];
     let least = rules_of(heading_of(Kind::TwoKey));
     let with_wake_ups: Vec<String> = least.iter().cloned().chain(rules_of(WAKE_UPS)).collect();
     let (_, topology) = place.user(&with_wake_ups);
     assert!(place.failures(&topology).await.is_empty());
-    let manager = place.connect(&topology, "rwlock").await.expect("connected");
-    let other = place.connect(&topology, "rwlock").await.expect("connected");
-    let guard = manager.write("woken").await.expect("granted");
+    let manager = place.connect(&topology, "rwlock").await?;
+    let other = place.connect(&topology, "rwlock").await?;
+    let guard = manager.write("woken").await?;
     let waiting = tokio::spawn(other.write("woken").into_future());
     until("a subscription", async || wake_channels(node, "rwlock", "woken").len() == 1).await;
-    guard.release().await.expect("released");
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    guard.release().await?;
+    granted(waiting).await.release().await?;
     // All works without any one of these rights, only later.
     for missing in rules_of(WAKE_UPS) {
         let rules: Vec<String> = with_wake_ups.iter().filter(|rule| **rule != missing).cloned().collect();
         let failures = place.failures(&place.user(&rules).1).await;
         assert!(failures.is_empty(), "without {missing}: {failures:?}");
     }
+    Ok(())
 }
 
 mod waiters_subscribe_only_with_the_right {
@@ -334,7 +336,7 @@ mod waiters_subscribe_only_with_the_right {
 }
 
 /// Checks the patterns that `timestamp_keys("lock:*")` needs, as the document says. All else is the same.
-async fn adopted_keys_need_their_own_patterns(server: Server) {
+async fn adopted_keys_need_their_own_patterns(server: Server) -> Outcome {
     let place = Place::start(Kind::HashCluster, server).await;
     let rules = rules_of(heading_of(place.kind)).into_iter().chain(rules_of(WAKE_UPS));
     let rights = rules.filter(|rule| !rule.starts_with("~rwlock") && !rule.starts_with("&rwlock"));
@@ -347,18 +349,19 @@ async fn adopted_keys_need_their_own_patterns(server: Server) {
     let (manager, other) = (connect().await, connect().await);
     for (name, channels) in [("cfg", "{lock:cfg}:wake:*"), ("{user}:1", "lock:{user}:1:wake:*")] {
         let node = place.f.servers.owner_of(&format!("lock:{name}"));
-        let guard = manager.write(name).await.expect("granted");
+        let guard = manager.write(name).await?;
         let waiting = tokio::spawn(other.write(name).into_future());
         until("a subscription", async || {
             let channels = ask(node, &["PUBSUB", "SHARDCHANNELS", channels]);
             channels.array().is_some_and(|channels| channels.len() == 1)
         })
         .await;
-        guard.release().await.expect("ours to the end");
-        soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+        guard.release().await?;
+        granted(waiting).await.release().await?;
     }
     let elsewhere = place.build(&topology, "rwlock");
     assert!(is_forbidden(&elsewhere.write("cfg").await.expect_err("not a key of theirs")));
+    Ok(())
 }
 
 mod adopted_keys_need_their_own_patterns {
@@ -367,13 +370,13 @@ mod adopted_keys_need_their_own_patterns {
 
 /// Runs on one thread, so that the recorder sees the events of the subscribing task.
 #[tokio::test]
-async fn missing_right_to_subscribe_is_told_once() {
+async fn missing_right_to_subscribe_is_told_once() -> Outcome {
     let recorder = Recorder::start();
     let place = Place::start(Kind::TwoKey, Server::Redis70).await;
     let (_, topology) = place.user(&rules_of(heading_of(Kind::TwoKey)));
-    let manager = place.connect(&topology, "rwlock").await.expect("connected");
-    let other = place.connect(&topology, "rwlock").await.expect("connected");
-    let guard = manager.write("cfg").await.expect("granted");
+    let manager = place.connect(&topology, "rwlock").await?;
+    let other = place.connect(&topology, "rwlock").await?;
+    let guard = manager.write("cfg").await?;
     let waiting = tokio::spawn(other.write("cfg").into_future());
     let told = || recorder.lines().iter().filter(|line| line.contains("refuses subscriptions")).count();
     until("a warning", async || told() > 0).await;
@@ -381,8 +384,9 @@ async fn missing_right_to_subscribe_is_told_once() {
     let refusals = || recorder.lines().iter().filter(|line| line.contains("refused a subscription")).count();
     until("more refusals", async || refusals() > 1).await;
     assert_eq!(told(), 1);
-    guard.release().await.expect("released");
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("released");
+    guard.release().await?;
+    granted(waiting).await.release().await?;
+    Ok(())
 }
 
 /// Commands that the servers refused to a user, by their logs.
@@ -431,8 +435,8 @@ async fn missing_right_is_told_at_connect(place: &Place) {
 }
 
 /// Sentinels refuse the primary's address to their default user, and the primary admits only our user.
-async fn sentinels_need_one_right(server: Server) {
-    let sentinels = Sentinels::start(server).expect("they start");
+async fn sentinels_need_one_right(server: Server) -> Outcome {
+    let sentinels = Sentinels::start(server)?;
     let rules = rules_of(heading_of(Kind::HashNode));
     let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
     for node in sentinels.nodes() {
@@ -440,8 +444,8 @@ async fn sentinels_need_one_right(server: Server) {
     }
     let with_user = |url: String| url.replace("redis://", &format!("redis://locks:{PASSWORD}@"));
     let topology = || Topology::sentinel(sentinels.primary_name(), sentinels.urls().into_iter().map(with_user));
-    let everybody_may_ask = RedisManager::connect(topology()).await.expect("connected");
-    write(&(Arc::new(everybody_may_ask) as Manager), "cfg").await.expect("granted and released");
+    let everybody_may_ask = RedisManager::connect(topology()).await?;
+    write(&(Arc::new(everybody_may_ask) as Manager), "cfg").await?;
     let rules = rules_of("On each Sentinel");
     for sentinel in sentinels.sentinels() {
         sentinel.acl_set_user("default", &["-sentinel|get-master-addr-by-name"]).expect("a Sentinel has users");
@@ -454,7 +458,7 @@ async fn sentinels_need_one_right(server: Server) {
         sentinel.acl_set_user("locks", &rules).expect("a Sentinel knows the right");
     }
     let manager = soon("the connection", RedisManager::connect(topology())).await.expect("it may ask");
-    write(&(Arc::new(manager) as Manager), "cfg").await.expect("granted and released");
+    write(&(Arc::new(manager) as Manager), "cfg").await?;
 
     // The Sentinels name the replicas only to a user with a right of its own.
     for node in sentinels.nodes() {
@@ -468,7 +472,8 @@ async fn sentinels_need_one_right(server: Server) {
         let rules = rules_of("The same for managers with `Replicas::All`");
         sentinel.acl_set_user("locks", &rules.iter().map(String::as_str).collect::<Vec<_>>()).expect("it knows it");
     }
-    write(&(Arc::new(all().await.expect("it may ask")) as Manager), "cfg").await.expect("granted and released");
+    write(&(Arc::new(all().await.expect("it may ask")) as Manager), "cfg").await?;
+    Ok(())
 }
 
 fn of_all_replicas(topology: Topology) -> Builder<RedisManager> {

@@ -12,7 +12,7 @@ use redis_rwlock::{
 };
 
 use crate::record::Recorder;
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, soon, until};
 
 const RIGHT: &str = "c0rrect-horse";
 const CHANGED: &str = "chang3d-horse";
@@ -77,7 +77,7 @@ async fn fails(topology: &Topology, unreachable_after: Duration, shown: &mut Sho
 
 fn assert_unauthenticated(errors: &[Error]) {
     for error in errors {
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     }
 }
 
@@ -87,10 +87,10 @@ fn url(user: &str, password: &str, address: impl std::fmt::Display) -> String {
 
 /// Runs on one thread, so that the recorder sees the events of every task.
 #[tokio::test]
-async fn no_fault_tells_a_password() {
+async fn no_fault_tells_a_password() -> Outcome {
     let recorder = Recorder::start();
     let mut shown = Shown(String::new());
-    let node = Node::builder(Server::Redis70).password(RIGHT).proxied().start().expect("the server starts");
+    let node = Node::builder(Server::Redis70).password(RIGHT).proxied().start()?;
     let address = node.proxy().addr();
     assert_unauthenticated(&fails(&url("", WRONG, address).into(), PATIENT, &mut shown).await);
     assert_unauthenticated(&fails(&url("nobody", WRONG, address).into(), PATIENT, &mut shown).await);
@@ -100,13 +100,13 @@ async fn no_fault_tells_a_password() {
     fails(&Topology::cluster([url("", RIGHT, address)]), IMPATIENT, &mut shown).await;
 
     // The password changes while the manager has a hold.
-    let manager = with(PATIENT, RedisManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
-    let waiter = with(PATIENT, TwoKeyManager::builder(url("", RIGHT, address))).connect().await.expect("connected");
-    let guard = manager.write("held").await.expect("granted");
-    let blocks = waiter.write("contended").await.expect("granted");
+    let manager = with(PATIENT, RedisManager::builder(url("", RIGHT, address))).connect().await?;
+    let waiter = with(PATIENT, TwoKeyManager::builder(url("", RIGHT, address))).connect().await?;
+    let guard = manager.write("held").await?;
+    let blocks = waiter.write("contended").await?;
     let mut waiting = tokio::spawn(waiter.write("contended").into_future());
     node.acl_set_user("default", &["resetpass", &format!(">{CHANGED}")]).expect("changed");
-    manager.write("other").await.expect("connections go on").release().await.expect("released");
+    manager.write("other").await.expect("connections go on").release().await?;
     assert_eq!(guard.state(), HoldState::Held);
     node.proxy().cut();
     let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not connect");
@@ -116,24 +116,25 @@ async fn no_fault_tells_a_password() {
     shown.add(&guard);
     shown.add(&manager);
     drop(blocks);
-    let error = soon("the waiter's end", &mut waiting).await.expect("no panic").expect_err("it may not connect");
+    let error = soon("the waiter's end", &mut waiting).await?.expect_err("it may not connect");
     shown.add_error(&error);
     shown.add_error(&guard.release().await.expect_err("it was lost"));
     shown.assert_clean(&recorder);
+    Ok(())
 }
 
 /// Redirects make connections to nodes that no URL names.
 #[tokio::test]
-async fn no_redirect_tells_a_password() {
+async fn no_redirect_tells_a_password() -> Outcome {
     let recorder = Recorder::start();
     let mut shown = Shown(String::new());
-    let cluster = Cluster::builder(Server::Valkey91).replicas(0).password(RIGHT).start().expect("the cluster starts");
+    let cluster = Cluster::builder(Server::Valkey91).replicas(0).password(RIGHT).start()?;
     let addresses: Vec<_> = cluster.nodes().iter().map(Node::addr).collect();
     let cluster_with = |password: &str| Topology::cluster([url("", password, addresses[0])]);
     assert_unauthenticated(&fails(&cluster_with(WRONG), PATIENT, &mut shown).await);
-    let manager = with(PATIENT, RedisManager::builder(cluster_with(RIGHT))).connect().await.expect("connected");
+    let manager = with(PATIENT, RedisManager::builder(cluster_with(RIGHT))).connect().await?;
     for n in 0..12 {
-        manager.write(&format!("cfg{n}")).await.expect("granted").release().await.expect("released");
+        manager.write(&format!("cfg{n}")).await?.release().await?;
     }
     // One node changes its password. The others redirect us to it, and it refuses us.
     let slot = cluster.keyslot("rwlock:{cfg0}:lock");
@@ -145,20 +146,21 @@ async fn no_redirect_tells_a_password() {
             addresses.iter().filter(|address| **address != owner.addr()).map(|address| url("", RIGHT, address)),
         )),
     );
-    let manager = manager.connect().await.expect("connected");
+    let manager = manager.connect().await?;
     let error = soon("the refusal", manager.write("cfg0").into_future()).await.expect_err("it may not connect");
     assert_unauthenticated(std::slice::from_ref(&error));
     shown.add_error(&error);
     shown.add(&manager);
     shown.assert_clean(&recorder);
+    Ok(())
 }
 
 /// Secrets of a provider are as secret as those of a URL.
 #[tokio::test]
-async fn no_change_of_credentials_tells_a_secret() {
+async fn no_change_of_credentials_tells_a_secret() -> Outcome {
     let recorder = Recorder::start();
     let mut shown = Shown(String::new());
-    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    let node = Node::builder(Server::Redis70).proxied().start()?;
     node.acl_set_user("locks", &["on", &format!(">{RIGHT}"), "~*", "&*", "+@all"]).expect("made");
     let with_secret = |secret| Some(Credentials::new("locks", secret).valid_for(Duration::from_millis(200)));
     let issued = Arc::new(Mutex::new(with_secret(WRONG)));
@@ -176,8 +178,8 @@ async fn no_change_of_credentials_tells_a_secret() {
 
     // First the provider fails, and then the server refuses new credentials, on open connections and on new ones.
     *issued.lock() = with_secret(RIGHT);
-    let manager = with(PATIENT, RedisManager::builder(topology(&address))).connect().await.expect("connected");
-    let guard = manager.write("held").await.expect("granted");
+    let manager = with(PATIENT, RedisManager::builder(topology(&address))).connect().await?;
+    let guard = manager.write("held").await?;
     *issued.lock() = None;
     let told = |what: &str| recorder.lines().iter().any(|line| line.contains(what));
     until("the log has the failure", async || told("the service is down")).await;
@@ -193,20 +195,22 @@ async fn no_change_of_credentials_tells_a_secret() {
     shown.add(&guard);
     shown.add(&manager);
     shown.assert_clean(&recorder);
+    Ok(())
 }
 
 #[tokio::test]
-async fn rights_taken_away_end_holds_with_their_leases() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+async fn rights_taken_away_end_holds_with_their_leases() -> Outcome {
+    let node = Node::start(Server::Redis70)?;
     node.acl_set_user("locks", &["on", ">pw", "~*", "&*", "+@all"]).expect("made");
     let builder = with(PATIENT, RedisManager::builder(url("locks", "pw", node.addr())));
-    let manager = builder.connect().await.expect("connected");
-    let guard = manager.write("held").await.expect("granted");
+    let manager = builder.connect().await?;
+    let guard = manager.write("held").await?;
     node.acl_set_user("locks", &["-hmget"]).expect("changed");
     let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. });
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
     drop(guard);
-    let other = RedisManager::connect(node.url()).await.expect("connected");
+    let other = RedisManager::connect(node.url()).await?;
     until("the end of the lease", async || other.inspect("held").await.expect("inspected").is_free()).await;
+    Ok(())
 }

@@ -9,6 +9,7 @@ use redis_rwlock::{Builder, Error, LossReason, Mode, RedisManager, RwLockManager
 use super::{LONG, MODES, TimestampClient, excludes, is_denied};
 use crate::either::take;
 use crate::fixture::{ServerFixture, Settings, hash_on_every_server};
+use crate::wait::Outcome;
 
 hash_on_every_server![
     our_hold_and_theirs_exclude_each_other,
@@ -50,23 +51,24 @@ async fn our_hold_and_theirs_exclude_each_other(f: &ServerFixture) {
     }
 }
 
-async fn lock_is_the_key_as_it_was(f: &ServerFixture) {
+async fn lock_is_the_key_as_it_was(f: &ServerFixture) -> Outcome {
     for (template, name) in KEYS {
         let template = [f.prefix(), template].concat();
         let key = template.replace('*', name);
         let (manager, by_key) = (f.manager_with(adopting(&template)).await, f.manager_with(adopting("*")).await);
         let guard = take(&manager, name, Mode::Write).await;
         assert_eq!(f.on_key("HEXISTS", &key, &["write"]), Reply::Int(1), "{key}");
-        let view = manager.inspect(name).await.expect("inspected");
+        let view = manager.inspect(name).await?;
         assert_eq!((view.name.as_str(), view.holders.len()), (name, 1));
-        let names = manager.locks().await.expect("listed");
+        let names = manager.locks().await?;
         assert!(names.iter().any(|listed| listed == name), "{template}: {names:?}");
         is_denied(&by_key, &key, Mode::Read).await;
-        by_key.force_release(&key).await.expect("forced");
+        by_key.force_release(&key).await?;
         let error = guard.release().await.expect_err("it was ended");
-        assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+        assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
         take(&manager, name, Mode::Write).await.release_unharmed().await;
     }
+    Ok(())
 }
 
 async fn join_with_a_lease_beyond_their_ttl_is_refused(f: &ServerFixture) {

@@ -17,7 +17,7 @@ const CACHE_FOR: Duration = Duration::from_millis(800);
 async fn they_starve_beside_steady_use_and_get_in_when_nobody_has_used_it_for_long(f: &ServerFixture) {
     for mode in MODES {
         let settings = Settings { cache_for: CACHE_FOR, ..Settings::lease(LONG) };
-        let (manager, name) = (f.manager_with(settings).await, f.name());
+        let ([manager], name) = f.scene_with(settings).await;
         let mut timestamp_client = TimestampClient::on(f, &name);
         until("the hold stays", async || {
             take(&manager, &name, mode).await.release_unharmed().await;

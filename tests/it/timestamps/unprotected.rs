@@ -34,7 +34,7 @@ fn open_gap(timestamp_client: &mut TimestampClient) {
 }
 
 async fn their_writer_enters_when_their_reader_took_our_stamp_along(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.name());
+    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     let guard = take(&manager, &name, Mode::Read).await;
     let mut timestamp_client = TimestampClient::on(f, &name);
     open_gap(&mut timestamp_client);
@@ -111,7 +111,7 @@ async fn the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
 
 /// Two readers of one process: the second joins the first without a request to the server.
 async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &ServerFixture) {
-    let (manager, name) = (f.manager_with(Settings { join_window: LONG, ..Settings::lease(LONG) }).await, f.name());
+    let ([manager], name) = f.scene_with(Settings { join_window: LONG, ..Settings::lease(LONG) }).await;
     let guard = take(&manager, &name, Mode::Read).await;
     let mut timestamp_client = TimestampClient::on(f, &name);
     open_gap(&mut timestamp_client);
@@ -138,7 +138,7 @@ async fn their_writer_enters_when_the_limit_of_their_reader_beside_ours_passes(f
 
 async fn their_clock_is_behind_by_more_than_their_limit(f: &ServerFixture) {
     for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
-        let (manager, name) = (f.manager().await, f.name());
+        let ([manager], name) = f.scene().await;
         let limits = TimestampClients::default();
         let limit = if theirs == Mode::Read { limits.read } else { limits.write };
         let mut timestamp_client =
@@ -153,7 +153,7 @@ async fn their_clock_is_behind_by_more_than_their_limit(f: &ServerFixture) {
 
 async fn their_reader_that_left_counts_while_ours_covered_its_stamp(f: &ServerFixture) {
     const AHEAD: Duration = Duration::from_secs(20);
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     let mut timestamp_client = TimestampClient { ahead: AHEAD, ..TimestampClient::on(f, &name) };
     let stamp = timestamp_client.lock(Mode::Read);
     let guard = take(&manager, &name, Mode::Read).await;
@@ -169,7 +169,7 @@ async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) 
     for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
         let limit = Duration::from_millis(50);
         let settings = Settings { timestamp_clients: TimestampClients::new(limit, limit), ..Settings::default() };
-        let (manager, name) = (f.manager_with(settings).await, f.name());
+        let ([manager], name) = f.scene_with(settings).await;
         // Our limit ends the client's grant, whatever its own limit is and though it has not left.
         let mut timestamp_client = TimestampClient::on(f, &name);
         timestamp_client.lock(theirs);
@@ -179,7 +179,7 @@ async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) 
 }
 
 async fn their_grants_have_no_tokens(f: &ServerFixture) {
-    let (manager, name) = (f.manager().await, f.name());
+    let ([manager], name) = f.scene().await;
     take(&manager, &name, Mode::Write).await.release_unharmed().await;
     let before = f.view(&name).await.last_token;
     let mut timestamp_client = TimestampClient::on(f, &name);

@@ -9,7 +9,7 @@ use tracing::Level;
 use super::{UNREACHABLE_AFTER, impatient, mentions, names_on_every_primary, option_of, patient, works};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, soon, until};
 
 /// Address of this machine at which no server listens.
 const INSIDE: &str = "127.9.9.9";
@@ -48,15 +48,15 @@ fn source_of(health: &Health, node: &Node) -> AddressSource {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() {
+async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() -> Outcome {
     let cluster = behind_nat().await;
     let builder = || patient(RedisManager::builder(from_outside(&cluster).remap(to_the_outside)));
-    let manager = soon("the connection", builder().connect()).await.expect("connects");
+    let manager = soon("the connection", builder().connect()).await?;
     let names = names_on_every_primary(&cluster);
     for name in &names {
         works(&manager, name).await;
     }
-    let health = manager.health().await.expect("answered");
+    let health = manager.health().await?;
     assert!(health.is_ready() && health.nodes.len() == cluster.nodes().len(), "{health:?}");
     let [seed, others @ ..] = cluster.nodes() else { panic!("no nodes") };
     assert_eq!(source_of(&health, seed), AddressSource::User);
@@ -74,9 +74,10 @@ async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() {
     let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted while the slot migrates");
     assert_eq!(ask(to, &["CLUSTER", "COUNTKEYSINSLOT", &cluster.keyslot(&key).to_string()]), Reply::Int(1));
     migration.finish().expect("it ends");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
     works(&manager, name).await;
-    works(&soon("another connection", builder().connect()).await.expect("connects"), name).await;
+    works(&soon("another connection", builder().connect()).await?, name).await;
+    Ok(())
 }
 
 /// Only the member that was asked answers. A connection to that one alone grants no lock.
@@ -106,8 +107,8 @@ async fn connect_fails_where_no_primary_can_be_reached_and_tells_who_announced_i
 }
 
 #[tokio::test]
-async fn sentinels_name_a_primary_that_is_reached_elsewhere_or_not_at_all() {
-    let servers = Sentinels::start(Server::Redis70).expect("they start");
+async fn sentinels_name_a_primary_that_is_reached_elsewhere_or_not_at_all() -> Outcome {
+    let servers = Sentinels::start(Server::Redis70)?;
     let primary = servers.primary().addr();
     let sentinels = || Topology::sentinel(servers.primary_name(), servers.urls());
     let tunnel = Proxy::before(primary).expect("the proxy starts");
@@ -116,10 +117,10 @@ async fn sentinels_name_a_primary_that_is_reached_elsewhere_or_not_at_all() {
         true => (outside.ip().to_string(), outside.port()),
         false => (host.to_owned(), port),
     });
-    let manager = soon("the connection", patient(RedisManager::builder(topology)).connect()).await.expect("connects");
+    let manager = soon("the connection", patient(RedisManager::builder(topology)).connect()).await?;
     works(&manager, "cfg").await;
     assert!(tunnel.connections_made() > 0, "by the tunnel");
-    let health = manager.health().await.expect("answered");
+    let health = manager.health().await?;
     let entry = health.nodes.iter().find(|node| node.address == outside.to_string()).expect("it is listed");
     let words = entry.address_source.to_string();
     assert!(words.starts_with(&format!("announced as {inside} by the Sentinel at 127.0.0.1:")), "{words}");
@@ -130,6 +131,7 @@ async fn sentinels_name_a_primary_that_is_reached_elsewhere_or_not_at_all() {
     let error = soon("the end of connecting", connecting).await.map(drop).expect_err("nobody is there");
     let words = format!("{INSIDE}:{} (announced as {inside} by the Sentinel at 127.0.0.1:", inside.port());
     assert!(error.to_string().starts_with(&words), "{error}");
+    Ok(())
 }
 
 #[test]

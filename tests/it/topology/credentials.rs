@@ -15,7 +15,7 @@ use tracing::Level;
 use super::{option_of, patient, shown, works};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until, until_renewed};
+use crate::wait::{Outcome, bounded, granted, soon, until, until_renewed};
 
 /// Log line about a provider that fails.
 const KEPT: &str = "a secret cannot be read again";
@@ -349,7 +349,7 @@ async fn open_connections_of_each_kind_log_in_with_new_credentials() {
         let heirs = users_of(&node).iter().filter(|user| *user == "heir").count();
         assert_eq!((heirs, node.proxy().connections_made()), (before, made), "each connection stays");
         guard.release().await.expect("ours to the end");
-        soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("ours");
+        granted(waiting).await.release().await.expect("ours");
         assert_eq!(node.proxy().connections_made(), made, "{:?}", users_of(&node));
     })
     .await;
@@ -421,7 +421,7 @@ async fn without_credentials_connecting_ends_with_the_reason() {
     let waiting = tokio::spawn(manager.write("cfg").into_future());
     until("some calls", async || tokens.calls() > 3).await;
     tokens.be(Mood::Issues);
-    soon("the grant", waiting).await.expect("no panic").expect("granted").release().await.expect("ours to the end");
+    granted(waiting).await.release().await.expect("ours to the end");
 }
 
 #[tokio::test]
@@ -445,7 +445,7 @@ async fn refused_credentials_are_asked_for_once_more() {
     let asked = tokens.calls();
     let connecting = builder(&node, &tokens).connect();
     let error = soon("the refusal", connecting).await.map(drop).expect_err("it may not connect");
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     assert!(!shown(&error).contains("wr0ng"), "{error:?}");
     assert!(tokens.calls() >= asked + 2, "{}", tokens.calls() - asked);
 }
@@ -532,8 +532,8 @@ async fn masters_of_a_quorum_share_one_provider() {
 
 /// The primary gets the credentials of the provider, and the Sentinels get those of their URLs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_keep_the_passwords_of_their_urls() {
-    let servers = Sentinels::builder(Server::Redis70).password("s3cret").start().expect("they start");
+async fn sentinels_keep_the_passwords_of_their_urls() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).password("s3cret").start()?;
     let primary = servers.primary();
     for sentinel in servers.sentinels() {
         ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", ">watch"]);
@@ -545,11 +545,12 @@ async fn sentinels_keep_the_passwords_of_their_urls() {
     let hosts = urls.iter().map(|url| url.rsplit_once(['@', '/']).expect("a host").1);
     let topology = Topology::sentinel(servers.primary_name(), hosts.map(|host| format!("redis://:watch@{host}")));
     let topology = topology.credentials(tokens.provider());
-    let manager = soon("the connection", patient(RedisManager::builder(topology)).connect()).await.expect("connects");
+    let manager = soon("the connection", patient(RedisManager::builder(topology)).connect()).await?;
     works(&manager, "cfg").await;
     assert!(users_of(primary).iter().any(|user| user == "locks"));
-    let health = manager.health().await.expect("answered");
+    let health = manager.health().await?;
     assert!(health.nodes.iter().all(|node| node.is_reachable), "each Sentinel has let us in: {health:?}");
+    Ok(())
 }
 
 #[test]

@@ -7,7 +7,7 @@ use cluster_testenv::{Cluster, RoutingProxy, Server};
 use redis_rwlock::{Durability, Error, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 
 use crate::fixture::{Fixture, on_one_replica};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted};
 
 /// Names whose slots belong to the three primaries of a cluster.
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -19,7 +19,7 @@ fn start() -> (Cluster, RoutingProxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_of_all_slots_are_had_through_a_proxy() {
+async fn locks_of_all_slots_are_had_through_a_proxy() -> Outcome {
     let (cluster, proxy) = start();
     let owners: std::collections::BTreeSet<_> =
         NAMES.iter().map(|name| cluster.primary_of_slot(cluster.keyslot(name)).port()).collect();
@@ -28,39 +28,41 @@ async fn locks_of_all_slots_are_had_through_a_proxy() {
     let direct = behind.manager_elsewhere(Topology::cluster(cluster.urls())).await;
     let manager = behind.manager().await;
     for name in NAMES {
-        let held = manager.write(name).await.expect("granted");
-        assert!(direct.try_read(name).await.expect("asked").is_none(), "it is the same lock");
+        let held = manager.write(name).await?;
+        assert!(direct.try_read(name).await?.is_none(), "it is the same lock");
         let (asking, began) = (Arc::clone(&direct), Instant::now());
         let waiting = tokio::spawn(async move { asking.write(name).await });
-        until("it waits", async || behind.view(name).await.waiters.len() == 1).await;
-        held.release().await.expect("ours");
-        let granted = soon("its grant", waiting).await.expect("no panic").expect("granted");
+        behind.until_waiting(1, name).await;
+        held.release().await?;
+        let written = granted(waiting).await;
         // The other way round, no notification comes: the waiter asks once a second.
         let (asking, released) = (Arc::clone(&manager), began.elapsed());
         let waiting = tokio::spawn(async move { asking.read(name).await });
-        until("it waits", async || behind.view(name).await.waiters.len() == 1).await;
-        granted.release().await.expect("ours");
-        let read = soon("its grant", waiting).await.expect("no panic").expect("granted");
+        behind.until_waiting(1, name).await;
+        written.release().await?;
+        let read = granted(waiting).await;
         assert!(began.elapsed() - released < Duration::from_secs(3), "{:?}", began.elapsed());
-        read.release().await.expect("ours");
+        read.release().await?;
         assert!(behind.view(name).await.holders.is_empty());
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hold_survives_a_migration_of_its_slot_behind_a_proxy() {
+async fn hold_survives_a_migration_of_its_slot_behind_a_proxy() -> Outcome {
     let (cluster, proxy) = start();
     let fixture = Fixture::hash(Topology::proxy(proxy.url()));
     let manager = fixture.manager().await;
     let name = fixture.name();
-    let held = manager.write(&name).await.expect("granted");
+    let held = manager.write(&name).await?;
     let slot = cluster.keyslot(fixture.hash_key(&name));
     let from = cluster.primary_of_slot(slot).port();
     let to = cluster.nodes().iter().find(|node| node.port() != from).expect("another node");
     cluster.migrate_slot(slot, to).expect("migrated");
-    assert!(manager.try_write(&name).await.expect("asked").is_none(), "it is held");
-    held.release().await.expect("ours");
+    assert!(manager.try_write(&name).await?.is_none(), "it is held");
+    held.release().await?;
     assert!(fixture.view(&name).await.holders.is_empty());
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,7 +84,7 @@ async fn what_a_proxy_cannot_do_is_refused_with_the_reason() {
     refused(RedisManager::builder(mapped).build().map(drop), "remap");
     let manager = RedisManager::builder(topology()).durability(Durability::Primary).connect().await.expect("connected");
     let error = manager.locks().await.expect_err("it sees the keys of one server");
-    assert!(matches!(&error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
     let health = manager.health().await.expect("asked");
     assert!(health.nodes.len() == 1 && health.nodes[0].is_reachable, "{health:?}");
 }

@@ -8,7 +8,7 @@ use redis_rwlock::{Error, Refusal, Topology};
 
 use crate::fixture::{Fixture, Settings};
 use crate::servers::{Missing, ask};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 /// Time within which a waiter learns of a release by a notification. Without one it asks once a second.
 const NOTIFIED: Duration = Duration::from_millis(700);
@@ -52,13 +52,13 @@ async fn waiter_is_notified(node: &Node, listed: &str) {
         let held = holder.write(&name).await.expect("granted");
         let (asking, wanted) = (Arc::clone(&waiter), name.clone());
         let waiting = tokio::spawn(async move { asking.write(&wanted).await });
-        until("it waits", async || fixture.view(&name).await.waiters.len() == 1).await;
+        fixture.until_waiting(1, &name).await;
         let channel = format!("{}*", fixture.hash_key(&name));
         let channels = || ask(node, &["PUBSUB", listed, &channel]).array().map_or(0, <[_]>::len);
         until("it listens", async || channels() == 1).await;
         let released = Instant::now();
         held.release().await.expect("ours");
-        let granted = soon("its grant", waiting).await.expect("no panic").expect("granted");
+        let granted = granted(waiting).await;
         assert!(released.elapsed() < NOTIFIED, "{:?}", released.elapsed());
         granted.release().await.expect("ours");
         assert!(fixture.view(&name).await.holders.is_empty());
@@ -87,7 +87,7 @@ async fn cached_hold_is_recalled(node: &Node) {
     })
     .await;
     let asked = Instant::now();
-    let taken = soon("its grant", second.write(&name).into_future()).await.expect("granted");
+    let taken = granted(second.write(&name)).await;
     assert!(asked.elapsed() < NOTIFIED, "{:?}", asked.elapsed());
     taken.release().await.expect("ours");
 }
@@ -102,23 +102,21 @@ async fn health_names_a_server_without_hello() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_follows_the_primary_without_hello() {
-    let (node, primary) = (without_hello(), Node::start(Server::Redis70).expect("it starts"));
+async fn waiter_follows_the_primary_without_hello() -> Outcome {
+    let (node, primary) = (without_hello(), Node::start(Server::Redis70)?);
     let fixture = Fixture::hash(Topology::node(node.url()));
     let settings = Settings { unreachable_after: Duration::from_secs(1), ..Settings::default() };
     let (holder, waiter) = (fixture.manager().await, fixture.manager_with(settings).await);
     let name = fixture.name();
-    let held = holder.write(&name).await.expect("granted");
+    let held = holder.write(&name).await?;
     let wanted = name.clone();
     let waiting = tokio::spawn(async move { waiter.write(&wanted).await });
-    until("it waits", async || fixture.view(&name).await.waiters.len() == 1).await;
+    fixture.until_waiting(1, &name).await;
     ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
-    let error = soon("its end", waiting).await.expect("no panic").expect_err("no primary is there");
-    assert!(
-        matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. } | Error::Unreachable { .. }),
-        "{error:?}"
-    );
+    let error = soon("its end", waiting).await?.expect_err("no primary is there");
+    assert_matches!(error, Error::Refused { refusal: Refusal::ReadOnly, .. } | Error::Unreachable { .. });
     drop(held);
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,6 +124,6 @@ async fn wrong_password_is_refused_without_hello() {
     let node = without_hello();
     let url = node.url().replace("s3cret", "wr0ng");
     let Err(error) = Fixture::hash(Topology::node(url)).connect(Settings::default()).await else { panic!("let in") };
-    assert!(matches!(&error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     assert!(!error.to_string().contains("wr0ng"), "{error}");
 }

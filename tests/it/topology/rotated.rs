@@ -11,7 +11,7 @@ use tracing::Level;
 use super::{option_of, patient, shown, works};
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until_renewed};
+use crate::wait::{Outcome, bounded, soon, until_renewed};
 
 /// Lease that outlasts a case, apart from its renewals.
 const LEASE: Duration = Duration::from_secs(20);
@@ -99,7 +99,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
         folder.put("password", "s3cret-2\r\n");
         cut(&mut operator);
         let error = builder().connect().await.map(drop).expect_err("the old one");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
         assert!(!shown(&error).contains("s3cret"), "{error:?}");
         folder.put("password", "s3cret-3\r\n");
         until_renewed("a renewal by the new one", || guard.remaining()).await;
@@ -113,8 +113,8 @@ async fn rotated_password_counts_from_the_next_connection_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn password_file_is_for_the_primary_and_for_sentinels_without_a_password_in_their_urls() {
-    let servers = Sentinels::builder(Server::Redis70).password("s3cret").start().expect("they start");
+async fn password_file_is_for_the_primary_and_for_sentinels_without_a_password_in_their_urls() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).password("s3cret").start()?;
     let [first, others @ ..] = servers.sentinels() else { panic!("no Sentinels") };
     // The environment has started, so its Sentinels need not answer clients without a password any more.
     ask(first, &["ACL", "SETUSER", "default", "resetpass", ">watch"]);
@@ -128,10 +128,11 @@ async fn password_file_is_for_the_primary_and_for_sentinels_without_a_password_i
     let url = |(n, host): (usize, &String)| format!("redis://{}{host}", if n == 0 { ":watch@" } else { "" });
     let topology = Topology::sentinel(servers.primary_name(), urls.iter().enumerate().map(url));
     let topology = topology.password_file(folder.file("password"));
-    let manager = soon("the connection", patient(RedisManager::builder(topology)).connect()).await.expect("connects");
+    let manager = soon("the connection", patient(RedisManager::builder(topology)).connect()).await?;
     works(&manager, "cfg").await;
-    let health = manager.health().await.expect("answered");
+    let health = manager.health().await?;
     assert!(health.nodes.iter().all(|node| node.is_reachable), "each Sentinel has let us in: {health:?}");
+    Ok(())
 }
 
 #[tokio::test]

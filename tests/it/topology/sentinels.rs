@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use super::{FOR_EVER, finds_nobody, patient, refused, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
-use crate::wait::{soon, until, until_renewed};
+use crate::wait::{Outcome, granted, soon, until, until_renewed};
 
 /// Lease that outlasts a failover whose first election fails, from any moment between two renewals. The next election
 /// comes 5 s later.
@@ -103,7 +103,7 @@ async fn hold_survives(scheme: Scheme, servers: &Sentinels, failover: &Barrier) 
     assert!(!waiting.is_finished(), "{scheme:?}: nobody enters beside it");
     let token = guard.fencing_token();
     guard.release().await.expect("ours to the end, and the new primary knows");
-    let heir = soon("the waiter's grant", waiting).await.expect("no panic").expect("granted");
+    let heir = granted(waiting).await;
     assert!(heir.fencing_token() > token, "{scheme:?}");
     assert!(has(servers.primary(), &scheme.key("cfg")), "{scheme:?}: at the new primary");
     heir.release().await.expect("ours to the end");
@@ -148,7 +148,7 @@ async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes:
     wakes.wait().await; // it freezes
     wakes.wait().await; // it is frozen
     // The request goes into the sockets of the frozen primary, and then to its successor.
-    let guard = soon("the grant of the new primary", busy.write("cfg").into_future()).await.expect("granted");
+    let guard = granted(busy.write("cfg")).await;
     let token = guard.fencing_token();
     wakes.wait().await; // it wakes
     wakes.wait().await; // it has become a replica
@@ -160,7 +160,7 @@ async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes:
     assert_eq!(holders, ["asker"], "{scheme:?}");
     assert_eq!((guard.state(), guard.fencing_token()), (HoldState::Held, token), "{scheme:?}");
     guard.release().await.expect("ours to the end");
-    let heir = soon("the next grant", idle.write("cfg").into_future()).await.expect("granted");
+    let heir = granted(idle.write("cfg")).await;
     assert!(heir.fencing_token() > token, "{scheme:?}");
     heir.release().await.expect("ours to the end");
 }
@@ -202,8 +202,8 @@ async fn refusals(topology: &Topology) -> [Error; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn some_sentinels_are_enough() {
-    let servers = Sentinels::start(Server::Redis70).expect("they start");
+async fn some_sentinels_are_enough() -> Outcome {
+    let servers = Sentinels::start(Server::Redis70)?;
     let [one, two, three] = <[String; 3]>::try_from(servers.urls()).expect("three");
     let nobody = "redis://127.0.0.1:1".to_owned();
     let name = servers.primary_name();
@@ -213,7 +213,7 @@ async fn some_sentinels_are_enough() {
     works(&hash(&one_alone).connect().await.expect("one is right"), "cfg").await;
 
     let all = Topology::sentinel(name, [one, two, three]);
-    let early = hash(&all).connect().await.expect("connects");
+    let early = hash(&all).connect().await?;
     works(&early, "cfg").await;
     servers.sentinels()[0].pause();
     works(&hash(&all).connect().await.expect("one is silent"), "cfg").await;
@@ -221,8 +221,9 @@ async fn some_sentinels_are_enough() {
     let old = servers.primary();
     old.kill();
     meanwhile(|| servers.wait_for_failover_from(old)).expect("another primary");
-    let waiting = soon("the grant of the new primary", early.write("cfg").into_future()).await.expect("granted");
-    waiting.release().await.expect("ours to the end");
+    let waiting = granted(early.write("cfg")).await;
+    waiting.release().await?;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -239,31 +240,32 @@ async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time(
     finds_nobody(|| hash(&topology)).await;
     servers.nodes().iter().for_each(Node::kill);
     let error = soon("the end of the wait", early.write("cfg").into_future()).await.expect_err("nobody is left");
-    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unreachable { .. });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_no_sentinel_knows_is_refused() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
     for error in refusals(&Topology::sentinel("nemo", servers.urls())).await {
-        assert!(matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. }), "{error:?}");
+        assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
         assert!(error.to_string().contains("nemo"), "{error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn most_sentinels_are_believed() {
+async fn most_sentinels_are_believed() -> Outcome {
     let (most, few) = tokio::join!(start_aside(), start_aside());
     let [_, two, three] = <[String; 3]>::try_from(most.urls()).expect("three");
     let urls = [few.urls()[0].clone(), two, three];
     for round in 0..10 {
         let manager = hash(&Topology::sentinel(most.primary_name(), urls.clone()));
-        let manager = manager.connect().await.expect("connects");
-        let guard = manager.write(&format!("cfg{round}")).await.expect("granted");
+        let manager = manager.connect().await?;
+        let guard = manager.write(&format!("cfg{round}")).await?;
         let key = format!("rwlock:{{cfg{round}}}:lock");
         assert!(has(most.primary(), &key) && !has(few.primary(), &key), "{round}");
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
+    Ok(())
 }
 
 async fn start_aside() -> Sentinels {
@@ -276,22 +278,22 @@ const PASSWORD: &str = "p@ss w:/?#%é";
 const IN_URL: &str = "p%40ss%20w%3A%2F%3F%23%25%C3%A9";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn password_and_database_are_those_of_the_first_url() {
-    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start().expect("they start");
+async fn password_and_database_are_those_of_the_first_url() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start()?;
     let urls = |password: &str| {
         let with_password = |url: String| url.replace("redis://", &format!("redis://:{password}@")) + "/3";
         Topology::sentinel(servers.primary_name(), servers.urls().into_iter().map(with_password))
     };
     for scheme in Scheme::BOTH {
         let manager = scheme.connect(&urls(IN_URL), "case").await;
-        let guard = manager.write("cfg").await.expect("granted");
+        let guard = manager.write("cfg").await?;
         for (database, exists) in [("0", 0), ("3", 1)] {
-            let mut client = servers.primary().client().expect("connects");
-            client.command(&["SELECT", database]).expect("answered").into_result().expect("selected");
-            let found = client.command(&["EXISTS", &scheme.key("cfg")]).expect("answered");
+            let mut client = servers.primary().client()?;
+            client.command(&["SELECT", database])?.into_result().expect("selected");
+            let found = client.command(&["EXISTS", &scheme.key("cfg")])?;
             assert_eq!(found, Reply::Int(exists), "{scheme:?} {database}");
         }
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
     let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
     for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
@@ -305,11 +307,12 @@ async fn password_and_database_are_those_of_the_first_url() {
     for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
         assert!(unauthenticated(error), "the Sentinels want a password: {error:?}");
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn primary_with_another_user_and_password_than_the_sentinels() {
-    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start().expect("they start");
+async fn primary_with_another_user_and_password_than_the_sentinels() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start()?;
     for node in servers.nodes() {
         ask(node, &["ACL", "SETUSER", "locks", "on", ">of locks", "~*", "&*", "+@all"]);
     }
@@ -325,14 +328,14 @@ async fn primary_with_another_user_and_password_than_the_sentinels() {
         let topology = urls.clone().primary_credentials(user, password);
         for scheme in Scheme::BOTH {
             let manager = scheme.connect(&topology, "case").await;
-            let guard = manager.write("cfg").await.expect("granted");
-            let mut client = primary.client().expect("connects");
-            client.command(&["SELECT", "3"]).expect("answered").into_result().expect("selected");
-            let found = client.command(&["EXISTS", &scheme.key("cfg")]).expect("answered");
+            let guard = manager.write("cfg").await?;
+            let mut client = primary.client()?;
+            client.command(&["SELECT", "3"])?.into_result().expect("selected");
+            let found = client.command(&["EXISTS", &scheme.key("cfg")])?;
             assert_eq!(found, Reply::Int(1), "{scheme:?}: the database is that of the first URL");
             let seen = ask(primary, &["CLIENT", "LIST"]).text().expect("a text").into_owned();
             assert!(user != "locks" || seen.contains("user=locks "), "{seen}");
-            guard.release().await.expect("ours to the end");
+            guard.release().await?;
         }
     }
     let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
@@ -344,14 +347,15 @@ async fn primary_with_another_user_and_password_than_the_sentinels() {
     }
     for strange in [Topology::node("redis://127.0.0.1:1"), Topology::cluster(["redis://127.0.0.1:1"])] {
         let error = hash(&strange.primary_credentials("locks", "secret")).build().expect_err("no Sentinel");
-        assert!(matches!(error, Error::InvalidOption { option: "primary_credentials", .. }), "{error:?}");
+        assert_matches!(error, Error::InvalidOption { option: "primary_credentials", .. });
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn primary_that_moves_to_another_address_is_followed() {
-    let servers = Sentinels::start(Server::Redis70).expect("they start");
-    let elsewhere = Node::start(Server::Redis70).expect("the server starts");
+async fn primary_that_moves_to_another_address_is_followed() -> Outcome {
+    let servers = Sentinels::start(Server::Redis70)?;
+    let elsewhere = Node::start(Server::Redis70)?;
     let mut managers = Vec::new();
     for scheme in Scheme::BOTH {
         let manager = scheme.connect(&topology(&servers), "case").await;
@@ -370,10 +374,11 @@ async fn primary_that_moves_to_another_address_is_followed() {
     }
     ask(old, &["REPLICAOF", "localhost", &port]);
     for (scheme, manager) in managers {
-        let guard = soon("the grant at the new address", manager.write("cfg").into_future()).await.expect("granted");
+        let guard = granted(manager.write("cfg")).await;
         assert!(has(&elsewhere, &scheme.key("cfg")), "{scheme:?}");
         let other = scheme.connect(&topology(&servers), "other").await;
-        assert!(other.try_read("cfg").await.expect("answered").is_none(), "{scheme:?}: it is held");
-        guard.release().await.expect("ours to the end");
+        assert!(other.try_read("cfg").await?.is_none(), "{scheme:?}: it is held");
+        guard.release().await?;
     }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use rustls::crypto::{CryptoProvider, ring};
 
 use super::{finds_nobody, mentions, names_on_every_primary, option_of, patient, shown, works};
 use crate::servers::ask;
-use crate::wait::{bounded, soon, until, until_renewed};
+use crate::wait::{Outcome, bounded, granted, soon, until, until_renewed};
 
 /// Time that is longer than a case may take.
 const LONG: Duration = Duration::from_secs(120);
@@ -40,7 +40,7 @@ async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Syn
     let waiting = tokio::spawn(waiting);
     until_renewed("a renewal", || writer.remaining()).await;
     writer.release().await.expect("ours to the end");
-    let reader = soon("the reader's grant", waiting).await.expect("no panic").expect("granted");
+    let reader = granted(waiting).await;
     reader.release().await.expect("ours to the end");
 }
 
@@ -64,21 +64,18 @@ async fn server_that_wants_no_client_certificate_by_address_and_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_nodes_of_a_cluster_are_reached_with_tls() {
-    let cluster = Cluster::builder(Server::Redis70)
-        .tls(TlsClients::Required)
-        .node_timeout(Duration::from_secs(15))
-        .start()
-        .expect("the cluster starts");
+async fn all_nodes_of_a_cluster_are_reached_with_tls() -> Outcome {
+    let cluster =
+        Cluster::builder(Server::Redis70).tls(TlsClients::Required).node_timeout(Duration::from_secs(15)).start()?;
     // One URL is enough: the cluster names the other members, with their TLS ports.
     let topology = Topology::cluster(cluster.urls().into_iter().take(1)).tls(with_client(cluster.certificates()));
-    let manager = patient(RedisManager::builder(topology)).connect().await.expect("connects");
+    let manager = patient(RedisManager::builder(topology)).connect().await?;
     for name in names_on_every_primary(&cluster) {
         works(&manager, &name).await;
     }
     // The slot moves, and the manager learns that by a redirect.
     let [name, elsewhere] = <[String; 2]>::try_from(names_on_every_primary(&cluster)[..2].to_vec()).expect("two");
-    let guard = manager.write(&name).await.expect("granted");
+    let guard = manager.write(&name).await?;
     let key = format!("rwlock:{{{name}}}:lock");
     let slot = cluster.keyslot(&key);
     let target = cluster.primary_of_slot(cluster.keyslot(&elsewhere));
@@ -86,15 +83,16 @@ async fn all_nodes_of_a_cluster_are_reached_with_tls() {
     assert_eq!(cluster.primary_of_slot(slot).port(), target.port());
     guard.release().await.expect("ours to the end, and the new owner knows");
     works(&manager, &name).await;
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() {
-    let servers = Sentinels::builder(Server::Redis70).tls(TlsClients::Required).start().expect("they start");
+async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() -> Outcome {
+    let servers = Sentinels::builder(Server::Redis70).tls(TlsClients::Required).start()?;
     let topology = Topology::sentinel(servers.primary_name(), servers.urls()).tls(with_client(servers.certificates()));
     let hash = patient(RedisManager::builder(topology.clone()));
     let two_key = patient(TwoKeyManager::builder(topology));
-    let (hash, two_key) = (hash.connect().await.expect("connects"), two_key.connect().await.expect("connects"));
+    let (hash, two_key) = (hash.connect().await?, two_key.connect().await?);
     works(&hash, "cfg").await;
     works(&two_key, "cfg").await;
     let old = servers.primary().port();
@@ -104,6 +102,7 @@ async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() {
     works(&two_key, "cfg").await;
     let strange = Topology::sentinel(servers.primary_name(), servers.urls()).tls(trusting(servers.certificates()));
     assert_eq!(refusal_of(&refused(strange).await), Refusal::Unauthenticated, "the Sentinels want a certificate");
+    Ok(())
 }
 
 async fn refused(topology: Topology) -> Error {

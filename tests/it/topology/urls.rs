@@ -13,7 +13,7 @@ use tracing::span;
 use super::{finds_nobody, names_on_every_primary, option_of, patient, refused, shown, works};
 use crate::fixture::Manager;
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 /// User with letters that a URL has to escape.
 const USER: &str = "svc:locks@eu";
@@ -85,42 +85,44 @@ async fn password_alone_on_a_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn user_and_password_of_the_first_url_go_to_all_nodes_of_a_cluster() {
-    let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(15)).start().expect("it starts");
-    cluster.acl_set_user(USER, &rules().each_ref().map(String::as_str)).expect("a user");
+async fn user_and_password_of_the_first_url_go_to_all_nodes_of_a_cluster() -> Outcome {
+    let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(15)).start()?;
+    cluster.acl_set_user(USER, &rules().each_ref().map(String::as_str))?;
     let seed = &cluster.nodes()[0];
     let manager = hash(Topology::cluster([url_for(seed, &format!("{USER_IN_URL}:{PASSWORD_IN_URL}"))]));
-    let manager = manager.connect().await.expect("connects");
+    let manager = manager.connect().await?;
     for name in names_on_every_primary(&cluster) {
-        let guard = manager.write(&name).await.expect("granted");
+        let guard = manager.write(&name).await?;
         let owner = cluster.primary_of_slot(cluster.keyslot(&name));
         let users = ask(owner, &["CLIENT", "LIST"]);
         assert!(users.text().expect("a text").contains(&format!("user={USER} ")), "{name}");
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
     let wrong = Topology::cluster([url_for(seed, &format!("{USER_IN_URL}:wrong"))]);
     let error = refused(hash(wrong.clone())).await;
     assert!(is_unauthenticated(&error), "{error:?}");
-    let lazy = hash(wrong).build().expect("built");
+    let lazy = hash(wrong).build()?;
     let error = soon("the refusal", lazy.write("cfg").into_future()).await.expect_err("no");
     assert!(is_unauthenticated(&error), "at first use as well: {error:?}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn database_of_the_url_is_where_the_keys_are() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+async fn database_of_the_url_is_where_the_keys_are() -> Outcome {
+    let node = Node::start(Server::Redis70)?;
     let three = both(&format!("redis://{}/3", node.addr())).await;
     let none = both(&format!("redis://{}", node.addr())).await;
     for ((there, key), (here, _)) in three.iter().zip(&none) {
-        let guard = there.write("cfg").await.expect("granted");
+        let guard = there.write("cfg").await?;
         assert!(exists_in(&node, "3", key) && !exists_in(&node, "0", key), "{key}");
-        let apart = here.try_write("cfg").await.expect("answered").expect("another database, another lock");
+        let apart = here.try_write("cfg").await?.expect("another database, another lock");
         assert!(exists_in(&node, "0", key), "{key}");
-        guard.release().await.expect("ours to the end");
-        apart.release().await.expect("ours to the end");
+        guard.release().await?;
+        apart.release().await?;
     }
     let error = refused(hash(format!("redis://{}/9999", node.addr()))).await;
     assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "no such database: {error:?}");
+    Ok(())
 }
 
 #[test]
@@ -145,26 +147,27 @@ mod members_of_a_cluster_say_whether_they_have_a_database {
 }
 
 /// Not all servers can have several databases in a cluster.
-async fn members_of_a_cluster_say_whether_they_have_a_database(server: Server) {
+async fn members_of_a_cluster_say_whether_they_have_a_database(server: Server) -> Outcome {
     const DATABASES: &str = "cluster-databases";
-    let node = Node::start(server).expect("the server starts");
+    let node = Node::start(server)?;
     let has_several = ask(&node, &["CONFIG", "GET", DATABASES]).array().is_some_and(|found| !found.is_empty());
     let builder = Cluster::builder(server).replicas(0).node_timeout(Duration::from_secs(15));
     let builder = if has_several { builder.arg(format!("--{DATABASES}"), "4") } else { builder };
-    let cluster = builder.start().expect("the cluster starts");
+    let cluster = builder.start()?;
     let in_database = |database: u8| {
         let urls: Vec<_> = cluster.nodes().iter().map(|node| format!("redis://{}/{database}", node.addr())).collect();
         hash(urls)
     };
     if has_several {
-        let three = in_database(3).connect().await.expect("connects");
-        locks_are_in_database_three(&cluster, &three, &in_database(0).connect().await.expect("connects")).await;
+        let three = in_database(3).connect().await?;
+        locks_are_in_database_three(&cluster, &three, &in_database(0).connect().await?).await;
         let error = refused(in_database(9)).await;
         assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "no such database: {error:?}");
     } else {
         let error = refused(in_database(3)).await;
         assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("SELECT"), "{error:?}");
     }
+    Ok(())
 }
 
 async fn locks_are_in_database_three(cluster: &Cluster, three: &RedisManager, none: &RedisManager) {
@@ -201,14 +204,14 @@ async fn unix_socket_of_a_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ipv6_addresses_of_a_node_and_of_a_cluster() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+async fn ipv6_addresses_of_a_node_and_of_a_cluster() -> Outcome {
+    let node = Node::start(Server::Redis70)?;
     ask(&node, &["CONFIG", "SET", "bind", "127.0.0.1 ::1"]);
     for (manager, _) in both(&format!("redis://[::1]:{}", node.port())).await {
         works(&*manager, "cfg").await;
     }
     // The cluster bus keeps its addresses, so the nodes lose each other when they use the new ones.
-    let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(90)).start().expect("it starts");
+    let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(90)).start()?;
     for node in cluster.nodes() {
         ask(node, &["CONFIG", "SET", "bind", "127.0.0.1 ::1"]);
         ask(node, &["CONFIG", "SET", "cluster-announce-ip", "::1"]);
@@ -220,10 +223,11 @@ async fn ipv6_addresses_of_a_node_and_of_a_cluster() {
     .await;
     let names = names_on_every_primary(&cluster);
     let seed = format!("redis://[::1]:{}", cluster.nodes()[0].port());
-    let manager = hash(Topology::cluster([seed])).connect().await.expect("connects");
+    let manager = hash(Topology::cluster([seed])).connect().await?;
     for name in &names {
         works(&manager, name).await;
     }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,27 +239,28 @@ async fn protocol_of_the_url_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prefixes_on_one_server_do_not_see_each_other() {
-    let node = Node::start(Server::Redis70).expect("the server starts");
+async fn prefixes_on_one_server_do_not_see_each_other() -> Outcome {
+    let node = Node::start(Server::Redis70)?;
     let prefixes = ["a", "a:", "b", "a:b", "%", "%7B", "*", "[x]", "\\", "\"'", ":", "$(x)"];
     let mut guards = Vec::new();
     for prefix in prefixes {
-        let manager = hash(node.url()).key_prefix(prefix).connect().await.expect("connects");
+        let manager = hash(node.url()).key_prefix(prefix).connect().await?;
         // Both forms of a key, and names that look like those under another prefix.
         for name in ["cfg", "{cfg}", "b:cfg", ":{cfg}"] {
-            let guard = manager.try_write(name).await.expect("answered");
+            let guard = manager.try_write(name).await?;
             guards.push(guard.unwrap_or_else(|| panic!("{prefix:?} {name:?} is another's")));
             assert_eq!(manager.inspect(name).await.expect("shown").holders.len(), 1, "{prefix:?} {name:?}");
         }
     }
     assert_eq!(ask(&node, &["DBSIZE"]), Reply::Int(guards.len() as i64), "one key each");
     for guard in guards {
-        guard.release().await.expect("ours to the end");
+        guard.release().await?;
     }
-    let two = two_key(node.url()).key_prefix("a").connect().await.expect("connects");
-    let other = two_key(node.url()).key_prefix("b").connect().await.expect("connects");
-    let _guard = two.write("cfg").await.expect("granted");
+    let two = two_key(node.url()).key_prefix("a").connect().await?;
+    let other = two_key(node.url()).key_prefix("b").connect().await?;
+    let _guard = two.write("cfg").await?;
     works(&other, "cfg").await;
+    Ok(())
 }
 
 /// Record of all events and spans on this thread.
@@ -316,12 +321,12 @@ async fn words_of(topology: Topology) -> String {
 }
 
 #[tokio::test]
-async fn nothing_tells_a_password() {
+async fn nothing_tells_a_password() -> Outcome {
     let secret = "hunter2";
     let log = Log::default();
     crate::record::asks_all_subscribers();
     let _subscriber = tracing::subscriber::set_default(log.clone());
-    let node = Node::builder(Server::Redis70).password("another").start().expect("the server starts");
+    let node = Node::builder(Server::Redis70).password("another").start()?;
     let at = node.addr();
     let urls = [
         // Wrong passwords.
@@ -351,20 +356,21 @@ async fn nothing_tells_a_password() {
     // This manager works, then loses a hold and its server.
     let url = format!("redis://:another@{at}");
     for (manager, _) in both(&url).await {
-        let guard = manager.write("cfg").await.expect("granted");
+        let guard = manager.write("cfg").await?;
         let waiting = tokio::spawn(manager.write("other").into_future());
-        let taken = soon("the grant", waiting).await.expect("no panic").expect("granted");
-        manager.force_release("cfg").await.expect("released");
+        let taken = granted(waiting).await;
+        manager.force_release("cfg").await?;
         assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
         node.pause();
-        let short = hash(&*url).unreachable_after(Duration::from_millis(200)).build().expect("built");
+        let short = hash(&*url).unreachable_after(Duration::from_millis(200)).build()?;
         let error = soon("the end of the wait", short.write("more").into_future()).await.expect_err("nobody");
         node.resume();
         let words = format!("{} {manager:?} {guard:?} {taken:?}", shown(&error));
         assert!(!words.contains("another"), "{words}");
-        taken.release().await.expect("ours to the end");
+        taken.release().await?;
     }
     let logged = log.0.lock().clone();
     assert!(logged.contains("ended the hold by force"), "events are seen: {logged}");
     assert!(!logged.contains(secret) && !logged.contains("another@"), "{logged}");
+    Ok(())
 }

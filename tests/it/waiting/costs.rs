@@ -133,7 +133,7 @@ async fn idle_waiters_cost_a_heartbeat_of_their_process(f: &ServerFixture) {
 
 async fn readers_of_a_process_ask_once_in_a_share_window(f: &ServerFixture) {
     const WINDOW: Duration = Duration::from_millis(50);
-    let (manager, name) = (f.manager_with(Settings { join_window: WINDOW, ..patient("reads") }).await, f.name());
+    let ([manager], name) = f.scene_with(Settings { join_window: WINDOW, ..patient("reads") }).await;
     let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let inside = take(&manager, &name, Mode::Read).await;
     let (before, began) = (scripts(f), Instant::now());
@@ -165,7 +165,7 @@ async fn readers_of_a_process_ask_once_in_a_share_window(f: &ServerFixture) {
 
 async fn joins_send_nothing(f: &ServerFixture) {
     let endless = Settings { join_window: Duration::from_secs(300), ..patient("reads") };
-    let (manager, name) = (f.manager_with(endless).await, f.name());
+    let ([manager], name) = f.scene_with(endless).await;
     let inside = take(&manager, &name, Mode::Read).await;
     let before = scripts(f);
     for _ in 0..1000 {

@@ -8,7 +8,7 @@ use tokio::join;
 use super::process::Process;
 use super::scripts;
 use crate::fixture::{ServerFixture, Settings, hash_on_every_server, on_one};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 mod wait_is_told_from_its_beginning_to_its_end {
     use super::on_one;
@@ -19,10 +19,10 @@ mod wait_is_told_from_its_beginning_to_its_end {
 }
 hash_on_every_server![hand_off_within_a_process_is_reported];
 
-async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
-    let (holder, name) = (f.manager().await, f.name());
+async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) -> Outcome {
+    let ([holder], name) = f.scene().await;
     let process = Process::start(f, 0, Settings::default()).await;
-    let held = holder.write(&name).await.expect("granted");
+    let held = holder.write(&name).await?;
     let waiting = process.spawn(process.manager.write(&name).into_future());
     until("it waits", async || told(&process, &name) == ["queued"]).await;
     // The waiter subscribes, and repeats its request when the subscription is confirmed.
@@ -32,18 +32,19 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) {
         scripts(f) == before
     };
     until("it has nothing more to ask", has_asked).await;
-    held.release().await.expect("ours to the end");
-    let guard = soon("the grant", waiting).await.expect("no panic").expect("granted");
+    held.release().await?;
+    let guard = granted(waiting).await;
     assert_eq!(told(&process, &name), ["queued", "granted by notification"]);
     until("it is claimed", async || told(&process, &name).len() > 2).await;
-    holder.force_release(&name).await.expect("forced");
+    holder.force_release(&name).await?;
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
     until("the loss is told", async || told(&process, &name).len() > 3).await;
     let told = told(&process, &name);
     assert_eq!(told[..3], ["queued", "granted by notification", "claimed"]);
     assert!(told[3..].len() == 1 && told[3].starts_with("lost the write hold"), "{told:?}");
     let error = guard.release().await.expect_err("it was ended");
-    assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    Ok(())
 }
 
 async fn hand_off_within_a_process_is_reported(f: &ServerFixture) {

@@ -9,9 +9,9 @@ use redis_rwlock::Mode;
 use tokio::sync::Notify;
 
 use super::process::{Process, holds, waits, writers_during};
-use super::{MACHINE, managers};
+use super::{MACHINE, scene};
 use crate::fixture::{Fixture, Settings, hash_on_every_server, on_every_queue};
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 on_every_queue![writer_gets_in_among_readers_that_never_cease];
 hash_on_every_server![reader_gets_in_among_writers_that_never_cease];
@@ -23,7 +23,7 @@ const JOIN_WINDOW: Duration = Duration::from_millis(50);
 
 /// Each reader stays until the next one is in, so the lock becomes free only when it keeps a reader out.
 async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
-    let (readers, [writer], name) = (managers::<3>(f).await, managers(f).await, f.name());
+    let ([writer, readers @ ..], name) = scene::<4>(f).await;
     let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
     let next_is_in = [0; 3].map(|_| Arc::<Notify>::default());
     let mut tasks = Vec::new();
@@ -46,7 +46,7 @@ async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
         let before = reads.load(Ordering::SeqCst);
         until("readers come and go", async || reads.load(Ordering::SeqCst) >= before + 12).await;
         let asked = Instant::now();
-        let writing = soon("the writer's grant", writer.write(&name).into_future()).await.expect("granted");
+        let writing = granted(writer.write(&name)).await;
         assert!(asked.elapsed() < JOIN_WINDOW + READ + MACHINE, "{:?}", asked.elapsed());
         writing.release().await.expect("ours to the end");
     }
@@ -57,7 +57,7 @@ async fn writer_gets_in_among_readers_that_never_cease(f: &Fixture) {
 }
 
 /// Four processes write with several tasks each, so that each process also hands the lock on within itself.
-async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) {
+async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) -> Outcome {
     let processes = Process::several(f, 5, &Settings::default()).await;
     let (reader, writers) = processes.split_last().expect("five");
     let (name, stop) = (f.name(), Arc::<AtomicBool>::default());
@@ -78,11 +78,11 @@ async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) {
     for _ in 0..ROUNDS * 3 {
         let (manager, name) = (Arc::clone(&reader.manager), name.clone());
         let read = reader.spawn(async move { manager.read(&name).await.expect("granted").release().await });
-        soon("the reader's grant", read).await.expect("no panic").expect("ours to the end");
+        soon("the reader's grant", read).await??;
     }
     stop.store(true, Ordering::SeqCst);
     for task in tasks {
-        soon("the last write", task).await.expect("no panic");
+        soon("the last write", task).await?;
     }
     let write_holds = holds(&processes, &name, Mode::Write);
     let waited = waits(&processes, &name, Mode::Read);
@@ -97,4 +97,5 @@ async fn reader_gets_in_among_writers_that_never_cease(f: &Fixture) {
         before.sort_unstable();
         assert!(before.is_sorted_by(|one, next| one < next), "{before:?} wrote before {wait:?}");
     }
+    Ok(())
 }

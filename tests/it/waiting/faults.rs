@@ -10,12 +10,12 @@ use redis_rwlock::{HoldState, LossReason, Mode};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 
-use super::{HEARTBEAT, MACHINE, got, managers, patient, queued};
+use super::{HEARTBEAT, MACHINE, patient, scene};
 use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
 use crate::router::field::{Field, Load, name_of, on_own_servers};
 use crate::servers::ask;
-use crate::wait::{soon, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 hash_on_every_server![lock_of_a_waiter_that_died_goes_on_after_its_claim, waiter_that_died_long_ago_costs_nothing,];
 
@@ -48,28 +48,30 @@ async fn dies_waiting(f: &Fixture, name: &str) {
     process.die().await;
 }
 
-async fn lock_of_a_waiter_that_died_goes_on_after_its_claim(f: &ServerFixture) {
-    let ([holder, other], name) = (managers(f).await, f.name());
-    let held = holder.write(&name).await.expect("granted");
+async fn lock_of_a_waiter_that_died_goes_on_after_its_claim(f: &ServerFixture) -> Outcome {
+    let ([holder, other], name) = scene(f).await;
+    let held = holder.write(&name).await?;
     dies_waiting(f, &name).await;
-    let next = queued(f, &name, other.write(&name).into_future()).await;
+    let next = f.queued(&name, other.write(&name)).await;
     let released = Instant::now();
-    held.release().await.expect("ours to the end");
+    held.release().await?;
     assert_eq!(f.view(&name).await.holders[0].label, "dies", "it had died only now");
-    got("the next", next).await.release().await.expect("ours to the end");
+    granted(next).await.release().await?;
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
+    Ok(())
 }
 
-async fn waiter_that_died_long_ago_costs_nothing(f: &ServerFixture) {
-    let ([holder, other], name) = (managers(f).await, f.name());
-    let held = holder.write(&name).await.expect("granted");
+async fn waiter_that_died_long_ago_costs_nothing(f: &ServerFixture) -> Outcome {
+    let ([holder, other], name) = scene(f).await;
+    let held = holder.write(&name).await?;
     dies_waiting(f, &name).await;
-    let next = queued(f, &name, other.write(&name).into_future()).await;
-    until("it is given up", async || f.view(&name).await.waiters.len() == 1).await;
+    let next = f.queued(&name, other.write(&name)).await;
+    f.until_waiting(1, &name).await;
     let released = Instant::now();
-    held.release().await.expect("ours to the end");
-    got("the next", next).await.release().await.expect("ours to the end");
+    held.release().await?;
+    granted(next).await.release().await?;
     assert!(released.elapsed() < MACHINE, "{:?}", released.elapsed());
+    Ok(())
 }
 
 /// A lock that is held, and in its queue, in this order: a writer, a reader, another writer, each of a process of its
@@ -156,18 +158,19 @@ impl Queue {
 /// Time in which the queue drains if no state is lost: each of the three grants costs a heartbeat at most.
 const QUIET: Duration = HEARTBEAT.saturating_mul(3).saturating_add(MACHINE);
 
-async fn queue_moves_with_its_slot_step_by_step(server: Server) {
+async fn queue_moves_with_its_slot_step_by_step(server: Server) -> Outcome {
     let f = Field::primaries(server);
     let tag = f.tag_at(&f.cluster.nodes()[0]);
     let queue = Queue::start(&f, &tag, LEASE).await;
     let slot = f.cluster.keyslot(&tag);
-    let migration = SlotMigration::begin(&f.cluster, slot, &f.cluster.nodes()[1]).expect("the migration begins");
+    let migration = SlotMigration::begin(&f.cluster, slot, &f.cluster.nodes()[1])?;
     queue.is_as_it_was(&f).await;
-    migration.move_keys().expect("the key moves");
+    migration.move_keys()?;
     queue.is_as_it_was(&f).await;
-    migration.finish().expect("the migration ends");
+    migration.finish()?;
     queue.is_as_it_was(&f).await;
     queue.drains(QUIET).await;
+    Ok(())
 }
 
 /// Moves a slot at once. Where the servers cannot, they refuse the order, and the slot stays.

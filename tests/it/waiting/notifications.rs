@@ -11,7 +11,7 @@ use super::{HEARTBEAT, MACHINE};
 use crate::fixture::Manager;
 use crate::router::field::{calls_of, on_own_servers};
 use crate::servers::ask;
-use crate::wait::{soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, stays_pending, until};
 
 on_own_servers![
     waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification,
@@ -85,11 +85,11 @@ impl Scene {
     }
 }
 
-async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification(server: Server) {
+async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification(server: Server) -> Outcome {
     let scene = Scene::new(server);
     let (holder, other) = (scene.near("holder").await, scene.near("other").await);
     let far = scene.far(Duration::from_secs(10), Duration::from_millis(500)).await;
-    let held = holder.write(NAME).await.expect("granted");
+    let held = holder.write(NAME).await?;
     let mut waits = tokio::spawn(far.write(NAME).into_future());
     scene.last_waits("far").await;
     scene.subscribed(1).await;
@@ -97,9 +97,9 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     scene.last_waits("other").await;
     scene.proxy.freeze();
     let released = Instant::now();
-    held.release().await.expect("ours to the end");
+    held.release().await?;
     assert!(scene.writer().ends_with(".far"), "it has the lock, and a notification on its way");
-    let writing = soon("the next", next).await.expect("no panic").expect("granted");
+    let writing = granted(next).await;
     println!("the next was in after {:?}", released.elapsed());
     assert!(released.elapsed() < CLAIM + HEARTBEAT + MACHINE, "{:?}", released.elapsed());
     scene.proxy.heal();
@@ -110,30 +110,31 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     }
     assert_eq!(writing.state(), HoldState::Held);
     let token = writing.fencing_token();
-    writing.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    writing.release().await?;
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 /// The proxy holds the confirmation of the subscription for longer than the claim lasts, and so all notifications too.
-async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server: Server) {
+async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server: Server) -> Outcome {
     const LEASE: Duration = Duration::from_secs(2);
     let scene = Scene::new(server);
     let (holder, other) = (scene.near("holder").await, scene.near("other").await);
     let far = scene.far(LEASE, PATIENT).await;
-    let held = holder.write(NAME).await.expect("granted");
+    let held = holder.write(NAME).await?;
     let pushes = scene.proxy.hold_reply(Matcher::command("SSUBSCRIBE"));
     let waits = tokio::spawn(far.write(NAME).into_future());
     scene.last_waits("far").await;
     pushes.wait_applied(PATIENT).expect("it has subscribed");
     let released = Instant::now();
-    held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    held.release().await?;
+    let guard = granted(waits).await;
     println!("it was in after {:?}", released.elapsed());
     assert!(released.elapsed() < HEARTBEAT + MACHINE, "{:?}", released.elapsed());
-    guard.release().await.expect("ours to the end");
-    let writing = other.write(NAME).await.expect("granted");
+    guard.release().await?;
+    let writing = other.write(NAME).await?;
     let mut waits = tokio::spawn(far.write(NAME).into_future());
     scene.last_waits("far").await;
     tokio::time::sleep(LEASE.saturating_sub(released.elapsed())).await;
@@ -144,32 +145,33 @@ async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server:
         stays_pending("a second write", &mut waits).await;
     }
     let token = writing.fencing_token();
-    writing.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    writing.release().await?;
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
-async fn notification_that_is_repeated_lets_nobody_in(server: Server) {
+async fn notification_that_is_repeated_lets_nobody_in(server: Server) -> Outcome {
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
-    let held = holder.write(NAME).await.expect("granted");
+    let held = holder.write(NAME).await?;
     let waits = tokio::spawn(waiter.write(NAME).into_future());
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
     let channel = format!("{KEY}:wake:{}", &scene.first_waiting_writer()[..32]);
-    let mut listener = scene.node.client().expect("connected");
-    listener.command(&["SSUBSCRIBE", &channel]).expect("answered").into_result().expect("subscribed");
-    held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    let mut listener = scene.node.client()?;
+    listener.command(&["SSUBSCRIBE", &channel])?.into_result()?;
+    held.release().await?;
+    let guard = granted(waits).await;
     let notification = listener.receive().expect("a notification");
     let notification =
         notification.array().and_then(|parts| parts.get(2)).and_then(Reply::text).expect("a text").into_owned();
     let tell_again = || assert!(ask(&scene.node, &["SPUBLISH", &channel, &notification]).int() >= Some(1));
     tell_again();
     assert_eq!(guard.state(), HoldState::Held);
-    guard.release().await.expect("ours to the end");
-    let writing = holder.write(NAME).await.expect("granted");
+    guard.release().await?;
+    let writing = holder.write(NAME).await?;
     let mut waits = tokio::spawn(waiter.write(NAME).into_future());
     scene.last_waits("waiter").await;
     for _ in 0..10 {
@@ -177,10 +179,11 @@ async fn notification_that_is_repeated_lets_nobody_in(server: Server) {
         stays_pending("a second write", &mut waits).await;
     }
     let token = writing.fencing_token();
-    writing.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    writing.release().await?;
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 /// Scripts that the server has run so far.
@@ -214,10 +217,10 @@ fn publisher(node: &Node) -> Client {
 type Forge = fn(u64) -> (u64, u64, u64);
 
 /// Sends forged grants that name the waiter and claim more than a server's clock allows.
-async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
+async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) -> Outcome {
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
-    let held = holder.write(NAME).await.expect("granted");
+    let held = holder.write(NAME).await?;
     let mut waits = tokio::spawn(waiter.write(NAME).into_future());
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
@@ -238,22 +241,23 @@ async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) {
         let (token, deadline_us, at_us) = forge(server_us(&scene.node));
         let message = format!("{id} {token} 1 {} {at_us} 0", deadline_us / 1000);
         let before = scripts(&scene.node);
-        let receivers = publisher.command(&["SPUBLISH", &channel, &message]).expect("answered");
+        let receivers = publisher.command(&["SPUBLISH", &channel, &message])?;
         assert_eq!(receivers.int(), Some(1), "the waiter is told: {receivers:?}");
         until("it has asked the server", async || scripts(&scene.node) > before).await;
         stays_pending("a second write", &mut waits).await;
     }
     assert_eq!(held.state(), HoldState::Held);
     let token = held.fencing_token();
-    held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
+    held.release().await?;
+    let guard = granted(waits).await;
     assert!(guard.fencing_token() > token);
     assert!(u64::from(guard.fencing_token()) <= server_us(&scene.node), "no forged token counts");
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
 /// A flood of published messages makes the waiter ask the server a few times, and not once for each message.
-async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Server) {
+async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Server) -> Outcome {
     const MESSAGES: usize = 100_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
@@ -262,7 +266,7 @@ async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Serv
         let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").label(label);
         builder.lease(PATIENT * 4).unreachable_after(PATIENT * 4).build().expect("built")
     });
-    let held = holder.write(NAME).await.expect("granted");
+    let held = holder.write(NAME).await?;
     let waits = tokio::spawn(waiter.write(NAME).into_future());
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
@@ -271,7 +275,7 @@ async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Serv
     let began = Instant::now();
     let script = format!("for _ = 1, {PIPELINE} do redis.call('SPUBLISH', KEYS[1], 'junk') end");
     for _ in 0..MESSAGES / PIPELINE {
-        ask(&scene.node, &["EVAL", &script, "1", &channel]).into_result().expect("published");
+        ask(&scene.node, &["EVAL", &script, "1", &channel]).into_result()?;
     }
     let (took, during) = (began.elapsed(), scripts(&scene.node) - before);
     // A burst, 200 a second, and what heartbeats and renewals cost.
@@ -284,21 +288,22 @@ async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Serv
         scripts(&scene.node) - before <= 8 + 4 * looks.elapsed().as_secs()
     })
     .await;
-    held.release().await.expect("ours to the end");
-    let guard = soon("its turn", waits).await.expect("no panic").expect("granted");
-    guard.release().await.expect("ours to the end");
+    held.release().await?;
+    let guard = granted(waits).await;
+    guard.release().await?;
     let all = scripts(&scene.node) - before;
     println!("{during} scripts while {MESSAGES} messages came in {took:?}, {all} to the end");
     assert!(all <= most(began.elapsed()), "{all} scripts in {:?}", began.elapsed());
+    Ok(())
 }
 
 /// Publishes recalls of tries that no process makes, for a lock in use. Each answer would cost a script.
-async fn flood_of_recalls_is_answered_by_few_scripts(server: Server) {
+async fn flood_of_recalls_is_answered_by_few_scripts(server: Server) -> Outcome {
     const MESSAGES: usize = 20_000;
     const PIPELINE: usize = 1_000;
     let scene = Scene::new(server);
     let builder = RedisManager::builder(scene.node.url()).key_prefix("notices").cache_for(PATIENT);
-    let holder = builder.connect().await.expect("connected");
+    let holder = builder.connect().await?;
     until("it is subscribed to recalls", async || {
         holder.write(NAME).await.expect("granted").release().await.expect("ours to the end");
         holder.stats().cached_holds == 1
@@ -324,7 +329,8 @@ async fn flood_of_recalls_is_answered_by_few_scripts(server: Server) {
     assert!(answers <= most, "{answers} scripts for {MESSAGES} recalls in {took:?}");
     // A genuine recall is answered after the flood.
     let other = scene.near("other").await;
-    assert!(soon("the answer", other.try_write(NAME)).await.expect("answered").is_none());
-    guard.release().await.expect("ours to the end");
+    assert!(soon("the answer", other.try_write(NAME)).await?.is_none());
+    guard.release().await?;
     holder.close().await.expect("in time");
+    Ok(())
 }

@@ -14,38 +14,38 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 use crate::fixture::{Fixture, Manager, Settings, now_us};
 
 /// A manager with a runtime of its own, and a record of its waits and holds on the server.
-pub(super) struct Process {
+pub struct Process {
     number: usize,
     runtime: Option<Runtime>,
-    pub(super) manager: Manager,
+    pub manager: Manager,
     told: Arc<Mutex<Vec<Told>>>,
 }
 
 /// Event of a process.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
-    pub(super) process: usize,
-    pub(super) at_us: u64,
-    pub(super) what: String,
-    pub(super) lock: String,
+pub struct Told {
+    pub process: usize,
+    pub at_us: u64,
+    pub what: String,
+    pub lock: String,
     /// Empty if the event has no mode.
     mode: String,
     /// The time of the grant, by the server's clock, of the first of a hold's tokens.
-    pub(super) token: u64,
+    pub token: u64,
 }
 
 impl Told {
-    pub(super) fn is_grant(&self) -> bool {
+    pub fn is_grant(&self) -> bool {
         matches!(self.what.as_str(), "granted" | "granted by notification")
     }
 
-    pub(super) fn is(&self, mode: Mode) -> bool {
+    pub fn is(&self, mode: Mode) -> bool {
         self.mode == mode.to_string()
     }
 }
 
 impl Process {
-    pub(super) async fn start(f: &Fixture, number: usize, settings: Settings) -> Self {
+    pub async fn start(f: &Fixture, number: usize, settings: Settings) -> Self {
         let told = Arc::<Mutex<Vec<Told>>>::default();
         crate::record::asks_all_subscribers();
         let dispatch = Dispatch::new(Listener { process: number, told: Arc::clone(&told) });
@@ -60,7 +60,7 @@ impl Process {
         Self { number, runtime: Some(runtime), manager, told }
     }
 
-    pub(super) async fn several(f: &Fixture, count: usize, settings: &Settings) -> Vec<Self> {
+    pub async fn several(f: &Fixture, count: usize, settings: &Settings) -> Vec<Self> {
         let mut all = Vec::new();
         for number in 0..count {
             let label = format!("process-{number}");
@@ -69,12 +69,12 @@ impl Process {
         all
     }
 
-    pub(super) fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.as_ref().expect("it lives").spawn(task)
     }
 
     /// All events of the process so far.
-    pub(super) fn told(&self) -> Vec<Told> {
+    pub fn told(&self) -> Vec<Told> {
         self.told.lock().clone()
     }
 }
@@ -141,14 +141,14 @@ impl Visit for Told {
 
 /// A wait of one process in the server's queue: it was there from `since_us` on at the latest.
 #[derive(Debug)]
-pub(super) struct Wait {
-    pub(super) process: usize,
-    pub(super) since_us: u64,
-    pub(super) token: u64,
+pub struct Wait {
+    pub process: usize,
+    pub since_us: u64,
+    pub token: u64,
 }
 
 /// Waits of one side of a lock that ended with a grant, by the events of the processes.
-pub(super) fn waits(processes: &[Process], lock: &str, mode: Mode) -> Vec<Wait> {
+pub fn waits(processes: &[Process], lock: &str, mode: Mode) -> Vec<Wait> {
     let mut waits = Vec::new();
     for process in processes {
         let mut since_us = None;
@@ -166,7 +166,7 @@ pub(super) fn waits(processes: &[Process], lock: &str, mode: Mode) -> Vec<Wait> 
 }
 
 /// The process and the first token of each hold of one side of a lock, in the order in which they were granted.
-pub(super) fn holds(processes: &[Process], lock: &str, mode: Mode) -> Vec<(u64, usize)> {
+pub fn holds(processes: &[Process], lock: &str, mode: Mode) -> Vec<(u64, usize)> {
     let told = processes.iter().flat_map(Process::told);
     let ours = told.filter(|told| told.is_grant() && told.lock == lock && told.is(mode));
     let mut holds: Vec<_> = ours.map(|told| (told.token, told.process)).collect();
@@ -175,7 +175,7 @@ pub(super) fn holds(processes: &[Process], lock: &str, mode: Mode) -> Vec<(u64, 
 }
 
 /// Processes other than the waiter's that got the lock to write during a wait.
-pub(super) fn writers_during(holds: &[(u64, usize)], wait: &Wait) -> Vec<usize> {
+pub fn writers_during(holds: &[(u64, usize)], wait: &Wait) -> Vec<usize> {
     let from = holds.partition_point(|(token, _)| *token <= wait.since_us);
     let during = holds[from..].iter().take_while(|(token, _)| *token < wait.token);
     during.map(|(_, process)| *process).filter(|process| *process != wait.process).collect()
