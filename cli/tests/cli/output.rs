@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use cluster_testenv::{Node, Server};
 
-use crate::program::{PROGRAM, Running, SERVER, at, labelled, new_name, program, said, until};
+use crate::program::{
+    PROGRAM, Running, SERVER, at, connect, labelled, new_name, output_of, program, said, until, until_one_waits,
+};
 
 fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
@@ -64,11 +66,11 @@ fn list_in_a_pipe_to_head_is_quiet() {
 
 #[test]
 fn times_in_json_are_numbers_beside_the_texts() {
-    let (name, manager) = (new_name(), RedisManager::connect(SERVER.url()).expect("connected"));
+    let (name, manager) = (new_name(), connect());
     let guard = manager.write(&name).wait().expect("granted");
     let waiter = Running::start(program(&["run", &name, "--", "true"]));
-    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
-    let look = json(&said(program(&["inspect", "--json", &name])).out);
+    until_one_waits(&name);
+    let look = json(&output_of(&["inspect", "--json", &name]).out);
     for (of, texts) in [(&look["holders"][0], &["age", "remaining"][..]), (&look["waiters"][0], &["waiting"])] {
         for text in texts {
             assert!(of[text].as_str().is_some_and(|text| text.ends_with('s')), "{look}");
@@ -78,14 +80,14 @@ fn times_in_json_are_numbers_beside_the_texts() {
     let left = look["holders"][0]["remaining_ms"].as_u64().expect("a number");
     assert!((1..=10_000).contains(&left), "{look}");
     // This filters as a `jq` expression of a user would.
-    let list = json(&said(program(&["list", "--json"])).out);
+    let list = json(&output_of(&["list", "--json"]).out);
     let held_long = |lock: &Value| {
         lock["holders"].as_array().is_some_and(|all| all.iter().any(|h| h["age_ms"].as_u64() < Some(60_000)))
     };
     assert!(list.as_array().expect("a list").iter().any(|lock| lock["name"] == *name && held_long(lock)), "{list}");
-    let ended = json(&said(program(&["force-release", "--yes", "--json", &name])).out);
+    let ended = json(&output_of(&["force-release", "--yes", "--json", &name]).out);
     assert!(ended[0]["age_ms"].is_u64() && ended[0]["remaining_ms"].is_u64(), "{ended}");
-    let report = json(&said(program(&["doctor", "--json"])).out);
+    let report = json(&output_of(&["doctor", "--json"]).out);
     assert!(report["nodes"][0]["round_trip_us"].as_u64().is_some_and(|us| us > 0), "{report}");
     drop((waiter, guard));
 }
@@ -108,9 +110,9 @@ fn list_shows_held_ones_only_if_asked() {
 #[test]
 fn lock_that_was_never_there_is_told_from_one_that_is_free() {
     let (never, once) = (new_name(), new_name());
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     manager.write(&once).wait().expect("granted").release().expect("ours to the end");
-    let (never, once) = (said(program(&["inspect", &never])), said(program(&["inspect", &once])));
+    let (never, once) = (output_of(&["inspect", &never]), output_of(&["inspect", &once]));
     assert!(never.code == Some(1) && never.out.contains("the server knows nothing of it"), "{never:?}");
     assert!(
         once.code == Some(1) && once.out.contains("is free, last token") && !once.out.contains("knows nothing"),

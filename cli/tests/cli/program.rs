@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use cluster_testenv::{Node, Server};
 use redis_rwlock::blocking::RedisManager;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_redis-rwlock");
 /// Limit of all waits in the cases, far longer than any of them needs.
@@ -52,6 +53,20 @@ pub(crate) fn labelled(node: &Node, label: &str) -> RedisManager {
     RedisManager::connect_with(builder).expect("connected")
 }
 
+/// Connects a manager to the server that all tests share.
+pub(crate) fn connect() -> RedisManager {
+    RedisManager::connect(SERVER.url()).expect("connected")
+}
+
+pub(crate) fn is_free(name: &str) -> bool {
+    connect().inspect(name).expect("inspected").is_free()
+}
+
+pub(crate) fn until_one_waits(name: &str) {
+    let manager = connect();
+    until("it waits", || manager.inspect(name).expect("inspected").waiters.len() == 1);
+}
+
 /// Output and exit code of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Said {
@@ -64,6 +79,15 @@ pub(crate) fn said(mut command: Command) -> Said {
     let output = command.output().expect("it starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+pub(crate) fn output_of(args: &[&str]) -> Said {
+    said(program(args))
+}
+
+/// Returns the view of a lock that the program prints for other programs.
+pub(crate) fn view(name: &str) -> Value {
+    serde_json::from_str(&output_of(&["inspect", "--json", name]).out).expect("JSON")
 }
 
 pub(crate) fn send(signal: Signal, pid: i32) {

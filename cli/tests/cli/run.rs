@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
 
-use cluster_testenv::{Node, Proxy, Server};
-use redis_rwlock::blocking::RedisManager;
+use cluster_testenv::{Node, Server};
 use rustix::process::Signal;
 
 use crate::program::{
-    Folder, PROGRAM, Running, SERVER, at, labelled, new_name, program, said, send, until, wall_clock,
+    Folder, PROGRAM, Running, SERVER, at, connect, is_free, labelled, new_name, output_of, program, said, send, until,
+    until_one_waits, wall_clock,
 };
 
 /// Returns a command that runs a shell script under a lock.
@@ -20,10 +19,6 @@ fn run<'a>(name: &'a str, script: &'a str) -> Command {
 fn in_folder(mut command: Command, folder: &Folder) -> Command {
     command.current_dir(folder.path(""));
     command
-}
-
-fn is_free(name: &str) -> bool {
-    said(program(&["inspect", name])).code == Some(1)
 }
 
 #[test]
@@ -96,7 +91,7 @@ fn no_command_line_has_a_password() {
 fn readers_share_and_writers_do_not() {
     let name = new_name();
     let nested = |mode| format!("{PROGRAM} run --no-wait {mode} {name} -- true");
-    let code = |mode: &str, script: &str| said(program(&["run", mode, &name, "--", "sh", "-c", script])).code;
+    let code = |mode: &str, script: &str| output_of(&["run", mode, &name, "--", "sh", "-c", script]).code;
     assert_eq!(code("--read", &nested("--read")), Some(0));
     assert_eq!(code("--read", &nested("--write")), Some(75));
     assert_eq!(code("--write", &nested("--read")), Some(75));
@@ -109,8 +104,8 @@ fn readers_share_and_writers_do_not() {
 fn killed_command_and_one_that_is_not_there_are_told() {
     let name = new_name();
     assert_eq!(said(run(&name, "kill -KILL $$")).code, Some(137));
-    assert_eq!(said(program(&["run", &name, "--", "/nowhere/at/all"])).code, Some(127));
-    assert_eq!(said(program(&["run", &name, "--", "/dev/null"])).code, Some(126));
+    assert_eq!(output_of(&["run", &name, "--", "/nowhere/at/all"]).code, Some(127));
+    assert_eq!(output_of(&["run", &name, "--", "/dev/null"]).code, Some(126));
     assert!(is_free(&name));
 }
 
@@ -123,7 +118,7 @@ fn wrong_command_lines_are_told_and_start_nothing() {
         (&["run", "--lease", "1ms", "--grace", "0ms", "x", "--", "true"], 78, "lease"),
         (&["run", "", "--", "true"], 78, "name"),
     ] {
-        let said = said(program(args));
+        let said = output_of(args);
         assert_eq!(said.code, Some(code), "{args:?}: {said:?}");
         assert!(said.err.contains(part), "{args:?}: {said:?}");
     }
@@ -175,15 +170,18 @@ fn sighup_reaches_the_command() {
 
 #[test]
 fn signal_ends_waiting_and_nothing_waits_any_more() {
-    let name = new_name();
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
-    let guard = manager.write(&name).wait().expect("granted");
-    let running = Running::start(run(&name, "true"));
-    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
-    running.signal(Signal::TERM);
-    assert_eq!(running.said().code, Some(143));
-    assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
-    guard.release().expect("ours to the end");
+    let manager = connect();
+    for options in [&[][..], &["--at-least", "300"]] {
+        let name = new_name();
+        let guard = manager.write(&name).wait().expect("granted");
+        let running = Running::start(with_options(&SERVER.url(), options, &name));
+        until_one_waits(&name);
+        running.signal(Signal::TERM);
+        assert_eq!(running.said().code, Some(143));
+        assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
+        guard.release().expect("ours to the end");
+        assert!(is_free(&name), "no rest either");
+    }
 }
 
 #[test]
@@ -355,43 +353,35 @@ fn stop_of_the_command_is_told_and_its_end_too() {
 }
 
 #[test]
-fn stopped_command_can_tidy_up_when_the_lock_is_not_confirmed() {
-    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
-    let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >pid; while :; do sleep 0.02; done";
-    let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
-    let running = Running::told_in(&folder, in_folder(at(&node.url(), &args), &folder));
-    let pid: i32 = folder.line("pid").parse().expect("a process id");
-    send(Signal::STOP, pid);
-    until("the stop is told", || folder.read("err").contains("stopped by SIGSTOP"));
-    node.pause();
-    assert_eq!((running.said().code, &*folder.read("heard")), (Some(76), "bye\n"));
-}
-
-#[test]
-fn command_has_the_grace_to_end_by_itself() {
-    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
-    let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >ready; while :; do sleep 0.02; done";
-    let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
-    let running = Running::start(in_folder(at(&node.url(), &args), &folder));
-    folder.line("ready");
-    node.pause();
-    let said = running.said();
-    // The command did not finish its work, so its own exit code does not count.
-    assert_eq!((said.code, &*folder.read("heard")), (Some(76), "bye\n"), "{said:?}");
+fn command_has_the_grace_to_tidy_up_even_if_it_is_stopped() {
+    for is_stopped in [false, true] {
+        let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+        let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >pid; while :; do sleep 0.02; done";
+        let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
+        let running = Running::told_in(&folder, in_folder(at(&node.url(), &args), &folder));
+        let pid: i32 = folder.line("pid").parse().expect("a process id");
+        if is_stopped {
+            send(Signal::STOP, pid);
+            until("the stop is told", || folder.read("err").contains("stopped by SIGSTOP"));
+        }
+        node.pause();
+        // The command did not finish its work, so its own exit code does not count.
+        assert_eq!((running.said().code, &*folder.read("heard")), (Some(76), "bye\n"));
+    }
 }
 
 #[test]
 fn lock_that_is_taken_away_ends_the_command_at_once() {
     let (name, folder) = (new_name(), Folder::new());
     let running = stubborn(&SERVER, &name, LONG, &folder);
-    let forced = said(program(&["--json", "force-release", "--yes", &name]));
+    let forced = output_of(&["--json", "force-release", "--yes", &name]);
     assert!(forced.code == Some(0) && forced.out.contains(r#""mode":"write""#), "{forced:?}");
     let said = running.said();
     assert_eq!(said.code, Some(76), "{said:?}");
     assert!(folder.read("err").contains("by force"), "{}", folder.read("err"));
     folder.gone("pid");
     folder.gone("below.pid");
-    assert_eq!(crate::program::said(program(&["force-release", "--yes", &name])).code, Some(1));
+    assert_eq!(crate::program::output_of(&["force-release", "--yes", &name]).code, Some(1));
 }
 
 #[test]
@@ -403,59 +393,9 @@ fn longest_time_of_a_hold_ends_the_command() {
     assert_eq!(said.code, Some(76), "{said:?}");
 }
 
-/// Options that users give: none, those of docs/CLI.md, and leases with the default grace and with a third.
-const LINES: [&[&str]; 14] = [
-    &[],
-    &["--read"],
-    &["--wait", "20s"],
-    &["--max-hold", "60s"],
-    // Options of the systemd unit.
-    &["--lease", "15s", "--grace", "4s"],
-    &["--lease", "2s"],
-    &["--lease", "60s"],
-    &["--lease", "3s", "--grace", "1s"],
-    &["--lease", "5s", "--grace", "1666ms"],
-    &["--lease", "8s", "--grace", "2666ms"],
-    &["--lease", "10s", "--grace", "3333ms"],
-    &["--lease", "20s", "--grace", "6666ms"],
-    &["--lease", "30s", "--grace", "10s"],
-    &["--lease", "60s", "--grace", "20s"],
-];
-
-/// Asserts that no holder and no waiter is left.
-fn nothing_is_left(manager: &RedisManager, name: &str, case: &str) {
-    let view = manager.inspect(name).expect("inspected");
-    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
-}
-
 /// Returns the program with these options of `run`, for a command that writes a word.
 fn with_options(url: &str, options: &[&str], name: &str) -> Command {
     at(url, &[&["run"], options, &[name, "--", "sh", "-c", "echo done"]].concat())
-}
-
-/// Runs each line at a free lock, and at one that it has to wait for. Inspects the lock when the line has ended.
-fn each_line_runs_to_its_end(url: &str) {
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
-    let waits = LINES.map(|options| {
-        let name = new_name();
-        let said = said(with_options(url, options, &name));
-        assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} at a free lock: {said:?}");
-        nothing_is_left(&manager, &name, &format!("{options:?}"));
-        let guard = manager.write(&name).wait().expect("granted");
-        (options, Running::start(with_options(url, options, &name)), guard, name)
-    });
-    for (options, running, guard, name) in waits {
-        until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
-        guard.release().expect("ours to the end");
-        let said = running.said();
-        assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} behind a holder: {said:?}");
-        nothing_is_left(&manager, &name, &format!("{options:?} behind a holder"));
-    }
-}
-
-#[test]
-fn command_runs_to_its_end_at_a_free_lock_and_behind_a_holder() {
-    each_line_runs_to_its_end(&SERVER.url());
 }
 
 #[test]
@@ -495,15 +435,8 @@ fn note_is_shown_while_the_command_runs() {
 }
 
 #[test]
-fn command_runs_to_its_end_when_the_server_is_slow() {
-    let slow = Proxy::before(SERVER.addr()).expect("it starts");
-    slow.delay(Duration::from_millis(40));
-    each_line_runs_to_its_end(&slow.url());
-}
-
-#[test]
 fn default_grace_fits_a_short_lease() {
-    let (name, manager) = (new_name(), RedisManager::connect(SERVER.url()).expect("connected"));
+    let (name, manager) = (new_name(), connect());
     let guard = manager.write(&name).wait().expect("granted");
     for lease in ["250ms", "600ms", "1s"] {
         // The machine may be too slow for such a lease, which does not matter here. The case only checks that the
@@ -513,13 +446,13 @@ fn default_grace_fits_a_short_lease() {
     }
     guard.release().expect("ours to the end");
     // A grace from the user has to fit.
-    let refused = said(program(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]));
+    let refused = output_of(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]);
     assert!(refused.code == Some(2) && refused.err.contains("174ms is the most"), "{refused:?}");
 }
 
 #[test]
 fn who_gives_up_leaves_nothing() {
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     let mut waits = Vec::new();
     for round in 0..10 {
         for options in [&["--wait", "300ms"][..], &["--read", "--wait", "300ms"], &["--no-wait"], &["--wait", "0s"]] {
@@ -536,6 +469,6 @@ fn who_gives_up_leaves_nothing() {
         let view = manager.inspect(&name).expect("inspected");
         assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
         guard.release().expect("ours to the end");
-        nothing_is_left(&manager, &name, &case);
+        assert!(is_free(&name), "{case}");
     }
 }

@@ -3,9 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use redis_rwlock::blocking::RedisManager;
-
-use crate::program::{Folder, PROGRAM, SERVER, new_name, until};
+use crate::program::{Folder, PROGRAM, SERVER, connect, is_free, new_name, until};
 
 /// Terminal with a shell in it, which ends with the case.
 pub(crate) struct Terminal {
@@ -73,7 +71,7 @@ fn folder_of_program() -> &'static str {
 #[test]
 fn top_shows_locks_as_they_change_and_gives_the_terminal_back() {
     let (name, terminal) = (new_name(), Terminal::open());
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     for end in ["q", "C-c"] {
         terminal.types(&format!("clear; redis-rwlock top {name}; echo ended with $?"));
         terminal.shows("1 locks, 0 held");
@@ -116,7 +114,7 @@ fn command_has_the_terminal_and_the_shell_has_it_afterwards() {
     // The shell also gets the terminal back when the command is killed because the lock is lost.
     run("trap \"\" INT; echo three; while :; do sleep 0.05; done");
     terminal.shows("three\n");
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     manager.force_release(&name).expect("forced");
     terminal.shows("ended with 76");
     terminal.types("clear; echo still $((40 + 2))");
@@ -134,10 +132,6 @@ fn word_arrives(terminal: &Terminal, folder: &Folder) {
     let end = new_name();
     terminal.types(&format!("clear; echo $((40 + 2)) {end}"));
     terminal.shows(&format!("42 {end}"));
-}
-
-fn is_free(name: &str) -> bool {
-    RedisManager::connect(SERVER.url()).expect("connected").inspect(name).expect("inspected").is_free()
 }
 
 #[test]
