@@ -11,7 +11,7 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Matcher, Node, Reply, RoutingProxy, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
-use crate::program::{SERVER, at, output_of, program, said, until};
+use crate::program::{SERVER, ask, at, output_of, program, said, start_node, three_primaries, until};
 
 /// No such server can be reached from a test, so this test checks the function itself.
 #[path = "../../src/doctor/memory_db.rs"]
@@ -160,9 +160,9 @@ fn server_that_is_not_there_is_found() {
 fn replica_for_a_primary_and_missing_replicas_are_found() {
     // Without this the primary waits for more replicas before it sends its data.
     let primary = Node::builder(Server::Redis70).arg("--repl-diskless-sync-delay", "0").start().expect("it starts");
-    let replica = Node::start(Server::Redis70).expect("it starts");
+    let replica = start_node();
     let port = primary.port().to_string();
-    replica.command(&["REPLICAOF", "127.0.0.1", &port]).expect("answered").into_result().expect("it follows");
+    ask(&replica, &["REPLICAOF", "127.0.0.1", &port]);
     let found = doctor_at(&replica);
     assert!(found.code == Some(1) && found.has("role", &format!("replica of 127.0.0.1:{port}")), "{}", found.text);
 
@@ -287,7 +287,7 @@ fn what_is_wrong_with_a_cluster_is_found() {
     doctor(with_replicas(program(&["--cluster", &urls]), "1")).only("replicas", "0 of the 1");
 
     for node in cluster.nodes() {
-        node.command(&["CLUSTER", "DELSLOTS", "77"]).expect("answered").into_result().expect("it is gone");
+        ask(node, &["CLUSTER", "DELSLOTS", "77"]);
     }
     of_cluster(&cluster, "").only("slots", "no primary owns slots 77");
 }
@@ -378,19 +378,22 @@ fn of_cluster(cluster: &Cluster, user: &str) -> Found {
     doctor(at_cluster(&cluster.urls().join(",").replace("redis://", &format!("redis://{user}"))))
 }
 
+/// Creates the user with the rights that a cluster needs.
+fn allow_user(node: &Node) {
+    let rules = [&["reset"][..], &RIGHTS, &["+cluster|slots", "+asking"]].concat();
+    node.acl_set_user("locks", &rules).expect("the server knows all rights");
+}
+
 fn set(node: &Node, name: &str, value: &str) {
-    node.command(&["CONFIG", "SET", name, value]).expect("answered").into_result().expect("set");
+    ask(node, &["CONFIG", "SET", name, value]);
 }
 
 #[test]
 fn every_primary_is_looked_at() {
-    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let cluster = three_primaries();
     let nodes: Vec<&Node> = cluster.nodes().iter().collect();
-    let rules = [&["reset"][..], &RIGHTS, &["+cluster|slots", "+asking"]].concat();
+    nodes.iter().for_each(|node| allow_user(node));
     let allow = |node: &Node, rules: &[&str]| node.acl_set_user("locks", rules).expect("the server knows all rights");
-    for node in &nodes {
-        allow(node, &rules);
-    }
     let user = "locks:s3cret@";
     of_cluster(&cluster, user).is_well();
 
@@ -434,7 +437,7 @@ fn hosts_in(reply: &Reply, host: &str) -> usize {
 #[test]
 fn announced_address_that_cannot_be_reached_has_its_source() {
     const INSIDE: &str = "127.9.9.9";
-    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let cluster = three_primaries();
     for node in cluster.nodes() {
         set(node, "cluster-announce-hostname", INSIDE);
         set(node, "cluster-preferred-endpoint-type", "hostname");
@@ -455,7 +458,7 @@ fn announced_address_that_cannot_be_reached_has_its_source() {
 
 #[test]
 fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
-    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let cluster = three_primaries();
     let nodes: Vec<&Node> = cluster.nodes().iter().collect();
     let timeout = |nodes: &[&Node], ms: &str| nodes.iter().for_each(|node| set(node, "cluster-node-timeout", ms));
     // Redis has this timeout by default.
@@ -476,22 +479,17 @@ fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
 #[test]
 fn user_that_replicas_do_not_know_is_found() {
     let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(1).start().expect("it starts");
-    let rules = [&["reset"][..], &RIGHTS, &["+cluster|slots", "+asking"]].concat();
     let is_replica = |node: &Node| match node.command(&["INFO", "replication"]).expect("answered") {
         Reply::Bulk(info) => String::from_utf8(info).expect("text").contains("role:slave"),
         other => panic!("{other:?}"),
     };
     let (replicas, primaries): (Vec<&Node>, Vec<&Node>) = cluster.nodes().iter().partition(|node| is_replica(node));
     assert_eq!((primaries.len(), replicas.len()), (3, 3));
-    for node in &primaries {
-        node.acl_set_user("locks", &rules).expect("the server knows all rights");
-    }
+    primaries.iter().for_each(|node| allow_user(node));
     let found = of_cluster(&cluster, "locks:s3cret@");
     found.only_advises("login", "ACLs are not replicated");
     found.names(&replicas);
-    for node in &replicas {
-        node.acl_set_user("locks", &rules).expect("the server knows all rights");
-    }
+    replicas.iter().for_each(|node| allow_user(node));
     of_cluster(&cluster, "locks:s3cret@").is_well();
 }
 

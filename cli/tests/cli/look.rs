@@ -4,21 +4,19 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use cluster_testenv::{Node, Server};
-use serde_json::Value;
-
-use crate::program::{Folder, SERVER, at, connect, labelled, new_name, output_of, program, said, until};
+use crate::program::{
+    Folder, SERVER, at, hold, labelled, new_name, output_of, parsed, program, said, start_node, until, view,
+};
 
 #[test]
 fn locks_are_shown_to_people_and_programs() {
     // A name may contain any character, but none may control the terminal.
     let (held, free) = (format!("{}\u{1b}[31m", new_name()), new_name());
     let shown = held.replace('\u{1b}', "\\u{1b}");
-    let manager = connect();
-    let guard = manager.write(&held).wait().expect("granted");
+    let guard = hold(&held);
     let people = output_of(&["inspect", &held]);
     assert!(people.code == Some(0) && people.out.contains("write") && people.out.contains(&shown), "{people:?}");
-    let json: Value = serde_json::from_str(&output_of(&["inspect", "--json", &held]).out).expect("JSON");
+    let json = view(&held);
     assert_eq!((json["name"].as_str(), json["holders"][0]["mode"].as_str()), (Some(&*held), Some("write")));
     let holder = &json["holders"][0];
     let times = ["age", "remaining"].map(|field| holder[field].as_str().unwrap_or_default());
@@ -28,7 +26,7 @@ fn locks_are_shown_to_people_and_programs() {
     let list = output_of(&["list"]);
     let line = list.out.lines().find(|line| line.starts_with(&format!("{shown} "))).expect("a line");
     assert!(line.contains("write") && !list.out.contains('\u{1b}'), "{list:?}");
-    let json: Value = serde_json::from_str(&output_of(&["list", "--json"]).out).expect("JSON");
+    let json = parsed(&output_of(&["list", "--json"]).out);
     assert!(json.as_array().expect("a list").iter().any(|lock| lock["name"] == *held));
     guard.release().expect("ours to the end");
 }
@@ -46,7 +44,7 @@ fn detached_hold_is_shown_with_its_label_and_without_its_id() {
     let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
     assert!(line.contains(" detached ") && line.contains("web-1"), "{line}");
     let json = output_of(&["inspect", "--json", &name]);
-    let view: Value = serde_json::from_str(&json.out).expect("JSON");
+    let view = parsed(&json.out);
     assert_eq!((&view["holders"][0]["detached"], &view["holders"][0]["label"]), (&true.into(), &"web-1".into()));
     let waits = output_of(&["run", "-w", "2.5", &name, "--", "true"]);
     assert!(waits.code == Some(75) && waits.err.contains("web-1 (detached, "), "{waits:?}");
@@ -57,7 +55,7 @@ fn detached_hold_is_shown_with_its_label_and_without_its_id() {
 
 #[test]
 fn ring_of_waits_is_shown_as_a_possible_deadlock() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     let deadlocks = |args: &[&str]| said(at(&node.url(), &[&["deadlocks"], args].concat()));
     let none = deadlocks(&[]);
     assert_eq!((none.code, &*none.out), (Some(0), "no deadlock\n"), "{none:?}");
@@ -78,7 +76,7 @@ fn ring_of_waits_is_shown_as_a_possible_deadlock() {
         assert!(ring.out.contains(part), "{part}: {}", ring.out);
     }
     assert!(!ring.out.contains(['\u{202e}', '\u{1b}']), "{}", ring.out);
-    let json: Value = serde_json::from_str(&deadlocks(&["--json"]).out).expect("JSON");
+    let json = parsed(&deadlocks(&["--json"]).out);
     let wait = &json[0]["waits"][0];
     assert!(wait["waiting_ms"].as_u64() >= Some(1_000) && wait["age_ms"].is_u64(), "{json}");
     assert!(names.contains(&wait["lock"].as_str().expect("a name")), "{json}");
@@ -90,8 +88,7 @@ fn ring_of_waits_is_shown_as_a_possible_deadlock() {
 #[test]
 fn force_asks_before_it_acts() {
     let name = new_name();
-    let manager = connect();
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold(&name);
     let asked = output_of(&["force-release", &name]);
     assert!(asked.code == Some(2) && asked.err.contains("--yes"), "{asked:?}");
     guard.release().expect("nothing was done");
@@ -118,7 +115,7 @@ fn command_line_counts_more_than_the_environment_and_that_more_than_a_file() {
     let mut down = at(nowhere, &["inspect", &name, "--json"]);
     down.env("RWLOCK_UNREACHABLE_AFTER", "100ms");
     let down = said(down);
-    let error: Value = serde_json::from_str(&down.err).expect("JSON");
+    let error = parsed(&down.err);
     assert_eq!((down.code, error["exit_code"].as_i64()), (Some(69), Some(69)));
     assert!(!down.err.contains("s3cret"), "{down:?}");
 

@@ -4,9 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use cluster_testenv::{Cluster, Node, Server};
+use cluster_testenv::{Node, Server};
 
-use crate::program::{Folder, Running, SERVER, at, connect, new_name, output_of, program, said};
+use crate::program::{
+    Folder, Running, SERVER, at, connect, new_name, output_of, program, said, start_node, three_primaries,
+};
 
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
     let mut command = program(args);
@@ -134,7 +136,7 @@ fn wrong_values_are_called_as_they_were_given() {
 
 #[test]
 fn advice_is_in_words_of_the_command_line() {
-    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let cluster = three_primaries();
     let said_at = |variable: &str, url: &str| {
         let mut command = program(&["inspect", "x"]);
         command.env_remove("RWLOCK_NODE").env(variable, url);
@@ -211,7 +213,7 @@ fn options_of_flock_are_known() {
 
 #[test]
 fn silent_server_and_the_lock_are_named() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     let (url, address, name) = (node.url(), format!("127.0.0.1:{}", node.port()), new_name());
     node.pause();
     for args in [&["run", "-n", &name, "--", "true"][..], &["run", &name, "--", "true"], &["inspect", &name]] {
@@ -225,7 +227,7 @@ fn silent_server_and_the_lock_are_named() {
 #[test]
 fn server_whose_silence_ends_a_command_is_named_with_the_lock() {
     for hurt in [Node::pause, Node::kill] {
-        let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+        let (node, name, folder) = (start_node(), new_name(), Folder::new());
         let args = ["run", "--lease", "2", "--grace", "0.3", &name, "--", "sh", "-c", "echo in >in; sleep 60"];
         let mut command = at(&node.url(), &args);
         command.current_dir(folder.path(""));

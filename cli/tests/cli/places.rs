@@ -12,7 +12,7 @@ use std::time::Duration;
 use cluster_testenv::Proxy;
 use rustix::process::Signal;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, connect, new_name, send, until_one_waits};
+use crate::program::{Folder, PROGRAM, Running, SERVER, connect, hold, new_name, send, until_one_waits};
 
 /// Command of a line.
 const JOB: &str = "sh -c 'echo inside >>jobs'";
@@ -270,10 +270,9 @@ fn signal_that_was_ignored_at_the_start_ends_no_command() {
 
 #[test]
 fn signal_that_was_ignored_at_the_start_ends_no_wait() {
-    let manager = connect();
     for (place, signal) in deaf_places() {
         let (name, folder) = (new_name(), Folder::new());
-        let guard = manager.write(&name).wait().expect("granted");
+        let guard = hold(&name);
         let running = place.start(&format!("{PROGRAM} run {name} -- {JOB}"), &folder);
         until_one_waits(&name);
         send(signal, pid_of(&name));

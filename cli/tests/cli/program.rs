@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cluster_testenv::{Node, Server};
-use redis_rwlock::blocking::RedisManager;
+use cluster_testenv::{Cluster, Node, Reply, Server};
+use redis_rwlock::blocking::{RedisManager, WriteGuard};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_redis-rwlock");
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Shared server for cases that do not disturb it.
-pub(crate) static SERVER: LazyLock<Node> = LazyLock::new(|| Node::start(Server::Redis70).expect("the server starts"));
+pub(crate) static SERVER: LazyLock<Node> = LazyLock::new(start_node);
 
 /// Returns a lock's name that no other case uses.
 pub(crate) fn new_name() -> String {
@@ -51,6 +51,25 @@ pub(crate) fn at(url: &str, args: &[&str]) -> Command {
 pub(crate) fn labelled(node: &Node, label: &str) -> RedisManager {
     let builder = redis_rwlock::RedisManager::builder(node.url()).label(label);
     RedisManager::connect_with(builder).expect("connected")
+}
+
+/// Starts a server for one test.
+pub(crate) fn start_node() -> Node {
+    Node::start(Server::Redis70).expect("the server starts")
+}
+
+pub(crate) fn three_primaries() -> Cluster {
+    Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts")
+}
+
+/// Sends a command that the server carries out.
+pub(crate) fn ask(node: &Node, command: &[&str]) -> Reply {
+    node.command(command).and_then(Reply::into_result).expect("answered")
+}
+
+/// Takes a lock to write, by a manager of this process.
+pub(crate) fn hold(name: &str) -> WriteGuard {
+    connect().write(name).wait().expect("granted")
 }
 
 /// Connects a manager to the server that all tests share.
@@ -87,7 +106,11 @@ pub(crate) fn output_of(args: &[&str]) -> Said {
 
 /// Returns the view of a lock that the program prints for other programs.
 pub(crate) fn view(name: &str) -> Value {
-    serde_json::from_str(&output_of(&["inspect", "--json", name]).out).expect("JSON")
+    parsed(&output_of(&["inspect", "--json", name]).out)
+}
+
+pub(crate) fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
 }
 
 pub(crate) fn send(signal: Signal, pid: i32) {
@@ -172,6 +195,11 @@ impl Folder {
     pub(crate) fn line(&self, name: &str) -> String {
         until(name, || self.read(name).contains('\n'));
         self.read(name).lines().next().expect("a line").to_owned()
+    }
+
+    /// Waits until a program that writes its errors here has told this.
+    pub(crate) fn until_told(&self, part: &str) {
+        until(part, || self.read("err").contains(part));
     }
 
     /// Waits until the process has gone whose id a command has written.

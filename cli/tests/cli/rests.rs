@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::Value;
 
 use crate::program::{Running, Said, is_free, new_name, output_of, program, until, view};
 
@@ -30,7 +29,7 @@ fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
     let list = output_of(&["list", "--held"]);
     let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
     assert!(line.contains(" done ") && line.contains("web-1"), "{line}");
-    let json: Value = view(&name);
+    let json = view(&name);
     assert_eq!((&json["holders"][0]["resting"], &json["holders"][0]["label"]), (&true.into(), &"web-1".into()));
     assert!(json["holders"][0]["remaining_ms"].as_u64() > Some(200_000), "{json}");
 
@@ -70,7 +69,7 @@ fn machine_that_dies_during_its_job_leaves_the_lock_taken() {
     let running = Running::start(program(&args));
     until("it holds the lock", || !is_free(&name));
     until("the guard is armed", || {
-        let json: Value = view(&name);
+        let json = view(&name);
         json["holders"][0]["remaining_ms"].as_u64() > Some(200_000)
     });
     running.signal(Signal::KILL);

@@ -7,8 +7,8 @@ use cluster_testenv::{Node, Server};
 use rustix::process::Signal;
 
 use crate::program::{
-    Folder, PROGRAM, Running, SERVER, at, connect, is_free, labelled, new_name, output_of, program, said, send, until,
-    until_one_waits, wall_clock,
+    Folder, PROGRAM, Running, SERVER, at, connect, is_free, labelled, new_name, output_of, parsed, program, said, send,
+    start_node, until, until_one_waits, wall_clock,
 };
 
 /// Returns a command that runs a shell script under a lock.
@@ -240,7 +240,7 @@ fn nothing_ran_after(folder: &Folder, end: u128) {
 }
 
 fn nothing_outlives_the_lock_when(hurt: impl FnOnce(&Node)) {
-    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+    let (node, name, folder) = (start_node(), new_name(), Folder::new());
     let running = stubborn(&node, &name, SHORT, &folder);
     hurt(&node);
     // The last renewal with an answer was sent before this moment.
@@ -290,7 +290,7 @@ fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
         let running = stubborn(&SERVER, &name, SHORT, &folder);
         let [first] = running.watchdogs()[..] else { panic!("there is one watchdog") };
         send(hurt, first);
-        until(told, || folder.read("err").contains(told));
+        folder.until_told(told);
         running.signal(then);
         let end = wall_clock() + SHORT_NS;
         nothing_ran_after(&folder, end);
@@ -341,7 +341,7 @@ fn stop_of_the_command_is_told_and_its_end_too() {
         send(signal, pid);
         let word = if signal == Signal::STOP { "SIGSTOP" } else { "SIGTSTP" };
         let told = format!("lock {name} is kept, but the command is stopped by {word}: SIGCONT lets it go on");
-        until("the stop is told", || folder.read("err").contains(&told));
+        folder.until_told(&told);
         assert!(!is_free(&name));
         let before = folder.read("err").matches("the command goes on").count();
         send(Signal::CONT, pid);
@@ -355,14 +355,14 @@ fn stop_of_the_command_is_told_and_its_end_too() {
 #[test]
 fn command_has_the_grace_to_tidy_up_even_if_it_is_stopped() {
     for is_stopped in [false, true] {
-        let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+        let (node, name, folder) = (start_node(), new_name(), Folder::new());
         let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >pid; while :; do sleep 0.02; done";
         let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
         let running = Running::told_in(&folder, in_folder(at(&node.url(), &args), &folder));
         let pid: i32 = folder.line("pid").parse().expect("a process id");
         if is_stopped {
             send(Signal::STOP, pid);
-            until("the stop is told", || folder.read("err").contains("stopped by SIGSTOP"));
+            folder.until_told("stopped by SIGSTOP");
         }
         node.pause();
         // The command did not finish its work, so its own exit code does not count.
@@ -426,7 +426,7 @@ fn note_is_shown_while_the_command_runs() {
     assert!(row.contains("deploy 4711\\u{1b}[31m\\u{202e} with") && row.ends_with('…'), "{row}");
     assert!(!shows.out.contains(['\u{1b}', '\u{202e}']), "{}", shows.out);
     let json = shows.out.lines().last().expect("JSON");
-    let view: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    let view = parsed(json);
     assert_eq!(view["holders"][0]["note"].as_str(), Some(note));
     assert!(is_free(&name));
     let long = "x".repeat(4097);

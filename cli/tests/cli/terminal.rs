@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::program::{Folder, PROGRAM, SERVER, connect, is_free, new_name, until};
+use crate::program::{Folder, PROGRAM, SERVER, connect, hold, is_free, new_name, until};
 
 /// Terminal with a shell in it, which ends with the case.
 pub(crate) struct Terminal {
@@ -71,11 +71,10 @@ fn folder_of_program() -> &'static str {
 #[test]
 fn top_shows_locks_as_they_change_and_gives_the_terminal_back() {
     let (name, terminal) = (new_name(), Terminal::open());
-    let manager = connect();
     for end in ["q", "C-c"] {
         terminal.types(&format!("clear; redis-rwlock top {name}; echo ended with $?"));
         terminal.shows("1 locks, 0 held");
-        let guard = manager.write(&name).wait().expect("granted");
+        let guard = hold(&name);
         terminal.shows("1 locks, 1 held");
         assert!(terminal.screen().lines().any(|line| line.starts_with(&name) && line.contains("write")));
         guard.release().expect("ours to the end");
