@@ -11,7 +11,7 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Matcher, Node, Reply, RoutingProxy, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
-use crate::program::{SERVER, ask, at, output_of, program, said, start_node, three_primaries, until};
+use crate::program::{SERVER, ask, at, output_of, program, said, start_node, three_primaries, until, without_node};
 
 /// No such server can be reached from a test, so this test checks the function itself.
 #[path = "../../src/doctor/memory_db.rs"]
@@ -103,8 +103,8 @@ fn doctor_at(node: &Node) -> Found {
 }
 
 fn at_cluster(urls: &str) -> Command {
-    let mut command = program(&[]);
-    command.env_remove("RWLOCK_NODE").env("RWLOCK_CLUSTER", urls);
+    let mut command = without_node(&[]);
+    command.env("RWLOCK_CLUSTER", urls);
     command
 }
 
@@ -340,8 +340,8 @@ fn what_is_wrong_behind_sentinels_is_found() {
     // User and password of the first URL are those of primary and replicas.
     let urls = sentinels.urls().join(",").replacen("rediss://", "rediss://:s3cret@", 1);
     let of_primary = |name: &str| {
-        let mut command = program(&[]);
-        command.env_remove("RWLOCK_NODE").env("RWLOCK_SENTINEL_PRIMARY", name).env("RWLOCK_SENTINEL_URLS", &urls);
+        let mut command = without_node(&[]);
+        command.env("RWLOCK_SENTINEL_PRIMARY", name).env("RWLOCK_SENTINEL_URLS", &urls);
         with_certificates(command, sentinels.sentinels()[0].certificates_dir())
     };
     let of_sentinels = || of_primary(sentinels.primary_name());

@@ -1,11 +1,10 @@
 //! Tests the output about locks and about the program itself, and the sources of the servers' addresses.
 
-use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use crate::program::{
-    Folder, SERVER, at, hold, labelled, new_name, output_of, parsed, program, said, start_node, until, view,
+    Folder, SERVER, at, hold, labelled, new_name, output_of, parsed, said, start_node, until, view, without_node,
 };
 
 #[test]
@@ -97,19 +96,13 @@ fn force_asks_before_it_acts() {
 #[test]
 fn command_line_counts_more_than_the_environment_and_that_more_than_a_file() {
     let (name, folder, url) = (new_name(), Folder::new(), SERVER.url());
-    let file = folder.path("locks.json");
-    let write = |url: &str| {
-        let text = format!(r#"{{"topology": {{"node": "{url}"}}, "lease": "15s", "tls": null}}"#);
-        fs::write(&file, text).expect("written");
+    let config = |name: &str, url: &str| {
+        folder.write(name, &format!(r#"{{"topology": {{"node": "{url}"}}, "lease": "15s", "tls": null}}"#))
     };
     let nowhere = "redis://:s3cret@127.0.0.1:1";
-    let file = file.to_str().expect("text");
-    write(&url);
-    let mut by_file = program(&["inspect", &name, "--config", file]);
-    by_file.env_remove("RWLOCK_NODE");
-    assert_eq!(said(by_file).code, Some(1));
-    write(nowhere);
-    assert_eq!(output_of(&["inspect", &name, "--config", file]).code, Some(1));
+    let (good, wrong) = (config("good.json", &url), config("wrong.json", nowhere));
+    assert_eq!(said(without_node(&["inspect", &name, "--config", &good])).code, Some(1));
+    assert_eq!(output_of(&["inspect", &name, "--config", &wrong]).code, Some(1));
     assert_eq!(said(at(nowhere, &["inspect", &name, "--url", &url])).code, Some(1));
 
     let mut down = at(nowhere, &["inspect", &name, "--json"]);
@@ -119,22 +112,18 @@ fn command_line_counts_more_than_the_environment_and_that_more_than_a_file() {
     assert_eq!((down.code, error["exit_code"].as_i64()), (Some(69), Some(69)));
     assert!(!down.err.contains("s3cret"), "{down:?}");
 
-    let mut nothing = program(&["inspect", &name]);
-    nothing.env_remove("RWLOCK_NODE");
-    let nothing = said(nothing);
+    let nothing = said(without_node(&["inspect", &name]));
     assert!(nothing.code == Some(78) && nothing.err.contains("RWLOCK_NODE"), "{nothing:?}");
 }
 
 #[test]
 fn wrong_values_are_told_without_passwords() {
     let folder = Folder::new();
-    let broken = folder.path("broken.json");
-    fs::write(&broken, r#"{"topology": {"node": "redis://:s3cret@h"#).expect("written");
-    let misspelt = folder.path("misspelt.json");
-    fs::write(&misspelt, r#"{"topology": {"node": "redis://:s3cret@h"}, "leese": "1s"}"#).expect("written");
+    let broken = folder.write("broken.json", r#"{"topology": {"node": "redis://:s3cret@h"#);
+    let misspelt = folder.write("misspelt.json", r#"{"topology": {"node": "redis://:s3cret@h"}, "leese": "1s"}"#);
     for args in [
-        &["--config", broken.to_str().expect("text")][..],
-        &["--config", misspelt.to_str().expect("text")],
+        &["--config", &broken][..],
+        &["--config", &misspelt],
         &["--url", "redis://:s3cret@h:port"],
         &["--sentinel", "redis://:s3cret@h"],
     ] {

@@ -7,7 +7,7 @@ use std::process::Command;
 use cluster_testenv::{Node, Server};
 
 use crate::program::{
-    Folder, Running, SERVER, at, connect, new_name, output_of, program, said, start_node, three_primaries,
+    Folder, Running, SERVER, at, connect, new_name, output_of, program, said, start_node, three_primaries, without_node,
 };
 
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
@@ -54,12 +54,10 @@ fn password_file_is_for_all_commands() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
     let url = format!("redis://{}", server.addr());
     let (folder, name) = (Folder::new(), new_name());
-    let file = |name: &str, text: &str| {
-        fs::write(folder.path(name), text).expect("written");
-        folder.path(name).to_str().expect("text").to_owned()
-    };
-    let (password, wrong, empty) = (file("password", "s3cret\n"), file("wrong", "other\n"), file("empty", "\n"));
-    let config = file("c.json", &format!(r#"{{"topology": {{"node": "{url}"}}, "password_file": "{password}"}}"#));
+    let (password, wrong) = (folder.write("password", "s3cret\n"), folder.write("wrong", "other\n"));
+    let empty = folder.write("empty", "\n");
+    let config =
+        folder.write("c.json", &format!(r#"{{"topology": {{"node": "{url}"}}, "password_file": "{password}"}}"#));
     let commands = [
         (&["run", &name, "--", "true"][..], 0),
         (&["inspect", &name], 1),
@@ -71,8 +69,7 @@ fn password_file_is_for_all_commands() {
         let by_option = at(&url, &[&["--password-file", &password], command].concat());
         let mut by_variable = at(&url, command);
         by_variable.env("RWLOCK_PASSWORD_FILE", &password);
-        let mut by_config = at(&url, &[&["--config", &config], command].concat());
-        by_config.env_remove("RWLOCK_NODE");
+        let by_config = without_node(&[&["--config", &config], command].concat());
         for command in [by_option, by_variable, by_config] {
             let said = said(command);
             assert!(said.code == Some(code) && !said.err.contains("s3cret"), "{said:?}");
@@ -94,22 +91,15 @@ fn password_file_is_for_all_commands() {
 #[test]
 fn wrong_values_are_called_as_they_were_given() {
     let (folder, url) = (Folder::new(), SERVER.url());
-    let file = |name: &str, fields: &str| {
-        let path = folder.path(name);
-        fs::write(&path, format!(r#"{{"topology": {{"node": "{url}"}}, {fields}}}"#)).expect("written");
-        path.to_str().expect("text").to_owned()
-    };
+    let file =
+        |name: &str, fields: &str| folder.write(name, &format!(r#"{{"topology": {{"node": "{url}"}}, {fields}}}"#));
     let lease = file("lease.json", r#""lease": "1ms""#);
     let text = file("text.json", r#""lease": "soon""#);
     let unknown = file("unknown.json", r#""colour": "red""#);
     let misspelt = file("misspelt.json", r#""timestamp_clients": {"reed": "1s"}"#);
     let nested = file("nested.json", r#""durability": {"replicas": 0, "timeout": "1ms"}"#);
     let inspect = ["inspect", "x"];
-    let by_file = |file: &str| {
-        let mut command = program(&[&["--config", file][..], &inspect].concat());
-        command.env_remove("RWLOCK_NODE");
-        command
-    };
+    let by_file = |file: &str| without_node(&[&["--config", file][..], &inspect].concat());
     for (command, parts) in [
         (by_file(&lease), vec!["lease in ", "lease.json"]),
         (by_file(&text), vec!["lease in ", "text.json", "soon"]),
@@ -138,8 +128,8 @@ fn wrong_values_are_called_as_they_were_given() {
 fn advice_is_in_words_of_the_command_line() {
     let cluster = three_primaries();
     let said_at = |variable: &str, url: &str| {
-        let mut command = program(&["inspect", "x"]);
-        command.env_remove("RWLOCK_NODE").env(variable, url);
+        let mut command = without_node(&["inspect", "x"]);
+        command.env(variable, url);
         said(command)
     };
     let node = said_at("RWLOCK_NODE", &cluster.urls()[0]);

@@ -260,7 +260,7 @@ fn signal_that_was_ignored_at_the_start_ends_no_command() {
         // Signals that are not ignored arrive. `run` forwards this one after the other one.
         send(Signal::USR1, pid);
         folder.line("heard");
-        fs::write(folder.path("go"), "").expect("written");
+        folder.write("go", "");
         let said = running.said();
         assert_eq!(said.code, Some(0), "{place:?}: {said:?} {}", folder.read("err"));
         assert_eq!(folder.read("jobs"), "inside\n", "{place:?}");
@@ -293,7 +293,7 @@ fn process_1_takes_ended_orphans_away() {
     let orphans = "for i in 1 2 3 4 5 6 7 8 9 10; do sh -c 'sleep 0.01 & echo made >>made'; done";
     let are_there = "grep -qs '^Name:.sleep' /proc/[0-9]*/status";
     let job = format!("{orphans}; while {are_there}; do sleep 0.02; done; echo inside >>jobs");
-    fs::write(folder.path("job"), job).expect("written");
+    folder.write("job", &job);
     let running = Place::ProcessOne.start(&format!("exec {PROGRAM} run {name} -- sh job"), &folder);
     let said = running.said();
     assert_eq!(said.code, Some(0), "{said:?} {}", folder.read("err"));

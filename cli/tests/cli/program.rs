@@ -42,8 +42,15 @@ pub(crate) fn program(args: &[&str]) -> Command {
 
 /// Returns a command of the program with this server.
 pub(crate) fn at(url: &str, args: &[&str]) -> Command {
+    let mut command = without_node(args);
+    command.env("RWLOCK_NODE", url);
+    command
+}
+
+/// Returns the program without a server in its environment.
+pub(crate) fn without_node(args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
-    command.args(args).env("RWLOCK_NODE", url).stdin(Stdio::null());
+    command.args(args).stdin(Stdio::null());
     command
 }
 
@@ -185,6 +192,12 @@ impl Folder {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+
+    /// Writes a file, and returns its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
+        fs::write(self.path(name), text).expect("written");
+        self.path(name).to_str().expect("text").to_owned()
     }
 
     pub(crate) fn read(&self, name: &str) -> String {

@@ -1,6 +1,5 @@
 //! Tests the end and the signals of a command of `run`, and that no process of it outlives the lock.
 
-use std::fs;
 use std::process::Command;
 
 use cluster_testenv::{Node, Server};
@@ -66,7 +65,7 @@ fn command_gets_no_variable_with_a_password() {
 fn no_command_line_has_a_password() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
     let (folder, name) = (Folder::new(), new_name());
-    std::fs::write(folder.path("password"), "s3cret").expect("written");
+    folder.write("password", "s3cret");
     let without = server.url().replace(":s3cret@", "");
     let script = "tr '\\0' ' ' </proc/$$/cmdline; tr '\\0' ' ' </proc/$PPID/cmdline";
     let by_variable = {
@@ -326,7 +325,7 @@ fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
         send(Signal::KILL, watchdogs[0]);
         until("it is told", || folder.read("err").matches("another one watches").count() == round);
     }
-    fs::write(folder.path("go"), "").expect("written");
+    folder.write("go", "");
     assert_eq!(running.said().code, Some(3));
     assert!(is_free(&name));
 }
@@ -347,7 +346,7 @@ fn stop_of_the_command_is_told_and_its_end_too() {
         send(Signal::CONT, pid);
         until("its end is told", || folder.read("err").matches("the command goes on").count() == before + 1);
     }
-    fs::write(folder.path("go"), "").expect("written");
+    folder.write("go", "");
     assert_eq!(running.said().code, Some(3));
     assert!(is_free(&name));
 }
