@@ -93,7 +93,6 @@ fn server_that_ends_by_itself_is_noticed() {
     client.send(&["SHUTDOWN", "NOSAVE"]).unwrap();
     wait_for("the server ending", BOUND, || (!node.is_running()).then_some(())).unwrap();
     node.restart().unwrap();
-    assert!(node.is_running());
 }
 
 #[test]
