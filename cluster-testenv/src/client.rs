@@ -38,26 +38,11 @@ impl Client {
         let connect = || {
             let stream = TcpStream::connect_timeout(&addr, timeout)?;
             stream.set_nodelay(true)?;
-            Ok(stream)
-        };
-        let stream = connect().map_err(Error::io(format!("connecting to {addr}")))?;
-        let client = Self { stream: BufReader::new(stream) };
-        client.set_timeout(timeout)?;
-        Ok(client)
-    }
-
-    /// Changes the timeout.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] when the timeout is zero.
-    pub fn set_timeout(&self, timeout: Duration) -> Result<()> {
-        let stream = self.stream.get_ref();
-        let set = || {
             stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))
+            stream.set_write_timeout(Some(timeout))?;
+            Ok(Self { stream: BufReader::new(stream) })
         };
-        set().map_err(Error::io(format!("setting a timeout of {timeout:?}")))
+        connect().map_err(Error::io(format!("connecting to {addr}")))
     }
 
     /// Sends one command and returns its reply, which may be an error reply.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    Certificates, Error, Node, NodeBuilder, Result, Server, TlsClients, formation, topology::Topology, wait_for,
+    Certificates, Node, NodeBuilder, Result, Server, TlsClients, formation,
+    topology::Topology,
+    wait::{wait_for, wait_until_well},
 };
 
 /// Limit for forming a cluster, and for a failover. Both are far shorter with any sensible node timeout.
@@ -120,15 +122,7 @@ impl Cluster {
     ///
     /// [`Error::NotInTime`], which says what is wrong.
     pub fn wait_ok(&self) -> Result<()> {
-        let mut complaint = String::new();
-        let ok = wait_for("a healthy cluster", OK_BOUND, || match Topology::ask(&self.nodes).complaint() {
-            None => Some(()),
-            Some(found) => {
-                complaint = found;
-                None
-            }
-        });
-        ok.map_err(|_| Error::NotInTime { what: format!("a healthy cluster ({complaint})"), bound: OK_BOUND })
+        wait_until_well("a healthy cluster", OK_BOUND, || Topology::ask(&self.nodes).complaint())
     }
 
     /// Replaces a running node by a new one at a new address.
@@ -146,9 +140,7 @@ impl Cluster {
     pub fn replace(&mut self, index: usize) -> Result<()> {
         let old_port = self.nodes[index].listed_port();
         let shard = Topology::ask(&self.nodes).primary_of(old_port);
-        let new = self.node.start()?;
-        let new_port = new.listed_port();
-        self.nodes.push(new);
+        self.nodes.push(self.node.start()?);
         let new = &self.nodes[self.nodes.len() - 1];
         let primary = self.nodes.iter().find(|node| node.listed_port() == shard).expect("a shard has a primary");
         formation::join(new, &self.nodes, primary)?;
@@ -160,7 +152,6 @@ impl Cluster {
         let old_id = self.nodes[index].cluster_id()?;
         self.nodes[index].kill();
         let new = self.nodes.pop().expect("it was pushed");
-        debug_assert_eq!(new.listed_port(), new_port);
         drop(std::mem::replace(&mut self.nodes[index], new));
         formation::forget(&self.nodes, &old_id)?;
         self.wait_ok()

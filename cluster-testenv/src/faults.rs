@@ -155,15 +155,6 @@ impl Cluster {
         self.primaries().into_iter().filter(|node| node.is_running()).try_for_each(Node::flush_all)
     }
 
-    /// Closes the connections of clients on all nodes, and returns their number.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Node::kill_clients`].
-    pub fn kill_clients(&self) -> Result<usize> {
-        self.running().map(Node::kill_clients).sum()
-    }
-
     /// Closes the connections of subscribers on all nodes, and returns their number.
     ///
     /// # Errors

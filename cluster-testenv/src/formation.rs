@@ -24,11 +24,7 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     }
     // Introduces every pair, because gossip takes longer.
     for (index, node) in nodes.iter().enumerate() {
-        let mut client = node.client()?;
-        for other in &nodes[index + 1..] {
-            let (ip, port, bus_port) = (other.addr().ip(), other.client_port(), other.bus_port());
-            client.command(&["CLUSTER", "MEET", &text(ip), &text(port), &text(bus_port)])?.into_result()?;
-        }
+        meet(node, nodes[index + 1..].iter())?;
     }
     for (index, replica) in replica_nodes.iter().enumerate() {
         replicate(replica, &primary_nodes[index % primaries])?;
@@ -38,11 +34,7 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
 
 /// Introduces a new node to all other nodes, and makes the new node a replica.
 pub(crate) fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
-    let mut client = new.client()?;
-    for other in nodes.iter().filter(|other| other.listed_port() != new.listed_port()) {
-        let (ip, port, bus_port) = (other.addr().ip(), other.client_port(), other.bus_port());
-        client.command(&["CLUSTER", "MEET", &text(ip), &text(port), &text(bus_port)])?.into_result()?;
-    }
+    meet(new, nodes.iter().filter(|other| other.listed_port() != new.listed_port()))?;
     replicate(new, primary)
 }
 
@@ -53,6 +45,16 @@ pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
         if !reply.error().is_some_and(|text| text.contains("Unknown node")) {
             reply.into_result()?;
         }
+    }
+    Ok(())
+}
+
+/// Introduces a node to others.
+fn meet<'a>(node: &Node, others: impl Iterator<Item = &'a Node>) -> Result<()> {
+    let mut client = node.client()?;
+    for other in others {
+        let (ip, port, bus_port) = (other.addr().ip(), other.client_port(), other.bus_port());
+        client.command(&["CLUSTER", "MEET", &text(ip), &text(port), &text(bus_port)])?.into_result()?;
     }
     Ok(())
 }

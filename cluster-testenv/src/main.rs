@@ -37,19 +37,17 @@ enum Environment {
     TlsCluster,
 }
 
-/// Owner that keeps the servers running until it is dropped.
-type Running = Box<dyn Any>;
-
 /// Running servers, and the URLs and hints to print.
 struct Started {
-    _running: Running,
+    /// Owner that keeps the servers running until it is dropped.
+    _running: Box<dyn Any>,
     urls: Vec<String>,
     remark: Option<String>,
 }
 
 impl Started {
-    fn new(running: impl Any, urls: Vec<String>) -> Self {
-        Self { _running: Box::new(running), urls, remark: None }
+    fn new<R: Any>(running: R, urls: impl FnOnce(&R) -> Vec<String>) -> Self {
+        Self { urls: urls(&running), _running: Box::new(running), remark: None }
     }
 
     fn with_remark(self, remark: String) -> Self {
@@ -117,38 +115,30 @@ fn parse(args: &[String]) -> Result<(Server, Environment), String> {
 
 fn start(server: Server, environment: &Environment) -> Result<Started, Error> {
     Ok(match *environment {
-        Environment::Single => {
-            let node = Node::start(server)?;
-            let urls = vec![node.url()];
-            Started::new(node, urls)
-        }
-        Environment::Masters(count) => {
-            let masters = Masters::start(server, count)?;
-            let urls = masters.urls();
-            Started::new(masters, urls)
-        }
-        Environment::Cluster => {
-            let cluster = Cluster::start(server)?;
-            let urls = cluster.urls();
-            Started::new(cluster, urls)
-        }
+        Environment::Single => Started::new(Node::start(server)?, url_of),
+        Environment::Masters(count) => Started::new(Masters::start(server, count)?, Masters::urls),
+        Environment::Cluster => Started::new(Cluster::start(server)?, Cluster::urls),
         Environment::Sentinel => {
             let sentinels = Sentinels::start(server)?;
-            let (urls, primary) = (sentinels.urls(), sentinels.primary().url());
-            let remark = format!("the primary is called {}, now {primary}", sentinels.primary_name());
-            Started::new(sentinels, urls).with_remark(remark)
+            let (name, primary) = (sentinels.primary_name(), sentinels.primary().url());
+            let remark = format!("the primary is called {name}, now {primary}");
+            Started::new(sentinels, Sentinels::urls).with_remark(remark)
         }
         Environment::Tls => {
             let node = Node::builder(server).tls(TlsClients::Required).start()?;
-            let (urls, remark) = (vec![node.url()], certificates_of(&node));
-            Started::new(node, urls).with_remark(remark)
+            let remark = certificates_of(&node);
+            Started::new(node, url_of).with_remark(remark)
         }
         Environment::TlsCluster => {
             let cluster = Cluster::builder(server).tls(TlsClients::Required).start()?;
-            let (urls, remark) = (cluster.urls(), certificates_of(&cluster.nodes()[0]));
-            Started::new(cluster, urls).with_remark(remark)
+            let remark = certificates_of(&cluster.nodes()[0]);
+            Started::new(cluster, Cluster::urls).with_remark(remark)
         }
     })
+}
+
+fn url_of(node: &Node) -> Vec<String> {
+    vec![node.url()]
 }
 
 fn certificates_of(node: &Node) -> String {

@@ -63,9 +63,7 @@ impl Cluster {
         }
         Err(Error::NotInTime { what: format!("the migration of slot {slot} (state {state:?})"), bound: BOUND })
     }
-}
 
-impl Cluster {
     /// Begins what [`Cluster::migrate_slot_atomically`] does, and returns the owner of the slot without waiting for the
     /// end.
     ///
@@ -90,13 +88,8 @@ impl Cluster {
 /// Returns the state of the newest migration of these slots, from the list of the old owner.
 fn newest_migration(from: &Node, ranges: &str) -> Option<String> {
     let jobs = from.command(&["CLUSTER", "GETSLOTMIGRATIONS"]).ok()?;
-    let field = |job: &Reply, name: &str| {
-        let pairs = job.array()?.chunks(2);
-        let mut values = pairs.filter(|pair| pair[0].text().is_some_and(|text| text == name));
-        Some(values.next()?.get(1)?.text()?.into_owned())
-    };
-    let is_ours = |job: &&Reply| field(job, "slot_ranges").is_some_and(|found| found == ranges);
-    field(jobs.array()?.iter().find(is_ours)?, "state")
+    let is_ours = |job: &&Reply| job.field("slot_ranges").is_some_and(|found| found == ranges);
+    jobs.array()?.iter().find(is_ours)?.field("state").map(Into::into)
 }
 
 /// Slot on its way from one primary to another, which a test moves step by step.
@@ -130,12 +123,6 @@ impl<'a> SlotMigration<'a> {
         Ok(migration)
     }
 
-    /// Old owner.
-    #[must_use]
-    pub fn from(&self) -> &'a Node {
-        self.from
-    }
-
     /// New owner.
     #[must_use]
     pub fn to(&self) -> &'a Node {
@@ -152,15 +139,6 @@ impl<'a> SlotMigration<'a> {
         let reply = self.from.command(&ask)?.into_result()?;
         let keys = reply.array().unwrap_or_default().iter().filter_map(Reply::bytes);
         Ok(keys.map(<[u8]>::to_vec).collect())
-    }
-
-    /// Moves one key, and returns true if it was at the old owner.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`].
-    pub fn move_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        self.migrate(&[key.as_ref()])
     }
 
     /// Moves all remaining keys.
@@ -207,16 +185,14 @@ impl<'a> SlotMigration<'a> {
         node.command(&[&["CLUSTER", "SETSLOT", &slot], state].concat())?.into_result().map(drop)
     }
 
-    /// Moves the keys, and returns true if any of them was at the old owner.
-    fn migrate(&self, keys: &[impl AsRef<[u8]>]) -> Result<bool> {
+    fn migrate(&self, keys: &[Vec<u8>]) -> Result<()> {
         let (ip, port) = (self.to.addr().ip().to_string(), self.to.migration_port().to_string());
         let mut command: Vec<&[u8]> = ["MIGRATE", &ip, &port, "", "0", MOVE_TIMEOUT_MS].map(str::as_bytes).to_vec();
         if let Some(password) = self.to.password() {
             command.extend([&b"AUTH"[..], password.as_bytes()]);
         }
         command.push(b"KEYS");
-        command.extend(keys.iter().map(AsRef::as_ref));
-        let reply = self.from.command(&command)?.into_result()?;
-        Ok(reply.text().is_none_or(|status| status != "NOKEY"))
+        command.extend(keys.iter().map(Vec::as_slice));
+        self.from.command(&command)?.into_result().map(drop)
     }
 }

@@ -7,7 +7,8 @@ use crate::{
     guardian::Guardian,
     node::{quoted, start_all},
     port::{self, PortReservation},
-    replication, wait_for,
+    replication,
+    wait::{wait_for, wait_until_well},
 };
 
 /// Name that most documentation uses.
@@ -53,7 +54,7 @@ impl Sentinels {
     pub fn builder(server: Server) -> SentinelsBuilder {
         // The defaults only cost time when a replica joins: 5 s and up to 10 s.
         let node = Node::builder(server).arg("--repl-diskless-sync-delay", "0").arg("--repl-ping-replica-period", "1");
-        SentinelsBuilder { server, node, password: None, down_after: Duration::from_secs(1) }
+        SentinelsBuilder { node, down_after: Duration::from_secs(1) }
     }
 
     /// URLs of the Sentinels.
@@ -160,19 +161,8 @@ impl Sentinels {
     ///
     /// [`Error::NotInTime`], which says what is wrong.
     pub fn wait_ok(&self) -> Result<()> {
-        let mut complaint = String::new();
-        let ok = wait_for("", OK_BOUND, || match self.complaint() {
-            Ok(None) => Some(()),
-            Ok(Some(found)) => {
-                complaint = found;
-                None
-            }
-            Err(error) => {
-                complaint = error.to_string();
-                None
-            }
-        });
-        ok.map_err(|_| Error::NotInTime { what: format!("healthy Sentinels ({complaint})"), bound: OK_BOUND })
+        let complaint = || self.complaint().unwrap_or_else(|error| Some(error.to_string()));
+        wait_until_well("healthy Sentinels", OK_BOUND, complaint)
     }
 
     /// Returns the primary that all running Sentinels name instead of `old`, if its own role is primary.
@@ -229,18 +219,13 @@ struct View {
 impl View {
     fn of(sentinel: &Node) -> Result<Self> {
         let reply = sentinel.command(&["SENTINEL", "MASTER", NAME])?.into_result()?;
-        let field = |name: &str| {
-            let mut pairs = reply.array()?.chunks(2);
-            let pair = pairs.find(|pair| pair[0].text().is_some_and(|text| text == name))?;
-            pair.get(1)?.text()
-        };
         let read = || {
             Some(Self {
-                port: field("port")?.parse().ok()?,
-                config_epoch: field("config-epoch")?.parse().ok()?,
-                flags: field("flags")?.into_owned(),
-                replicas: field("num-slaves")?.parse().ok()?,
-                other_sentinels: field("num-other-sentinels")?.parse().ok()?,
+                port: reply.field("port")?.parse().ok()?,
+                config_epoch: reply.field("config-epoch")?.parse().ok()?,
+                flags: reply.field("flags")?.into_owned(),
+                replicas: reply.field("num-slaves")?.parse().ok()?,
+                other_sentinels: reply.field("num-other-sentinels")?.parse().ok()?,
             })
         };
         read().ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
@@ -259,9 +244,7 @@ impl View {
 #[derive(Clone, Debug)]
 #[must_use = "a builder starts nothing until `start`"]
 pub struct SentinelsBuilder {
-    server: Server,
     node: NodeBuilder,
-    password: Option<String>,
     down_after: Duration,
 }
 
@@ -278,9 +261,7 @@ impl SentinelsBuilder {
     /// Makes the primary and the replicas require a password, as [`NodeBuilder::password`] does. The Sentinels know
     /// this password, and require none themselves.
     pub fn password(mut self, password: impl Into<String>) -> Self {
-        let password = password.into();
-        self.node = self.node.password(password.as_str());
-        self.password = Some(password);
+        self.node = self.node.password(password);
         self
     }
 
@@ -311,7 +292,7 @@ impl SentinelsBuilder {
         let sentinels = Sentinels { sentinels: self.start_sentinels(&nodes, &guardian)?, nodes };
         for sentinel in &sentinels.sentinels {
             if !sentinel.has_command("sentinel|debug")? {
-                return Err(Error::Unsupported(format!("the Sentinel of {} cannot be made quick", self.server)));
+                return Err(Error::Unsupported(format!("the Sentinel of {} cannot be made quick", sentinel.server())));
             }
             let periods = PERIODS_MS.into_iter().flat_map(|(name, period_ms)| [name, period_ms]);
             let command: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(periods).collect();
@@ -326,7 +307,7 @@ impl SentinelsBuilder {
     fn start_sentinels(&self, nodes: &[Node], guardian: &Arc<Guardian>) -> Result<Vec<Node>> {
         let ports = (0..SENTINELS).map(|_| PortReservation::new()).collect::<Result<Vec<_>>>()?;
         let known: Vec<(u16, String)> = ports.iter().map(|port| (port.port(), sentinel_id())).collect();
-        let builder = Node::builder(self.server).tls_as(&self.node);
+        let builder = Node::builder(nodes[0].server()).tls_as(&self.node);
         start_all(ports.into_iter().map(|port| {
             let conf = self.conf(nodes, port.port(), &known);
             let builder = &builder;
@@ -343,7 +324,7 @@ impl SentinelsBuilder {
             // After a failed failover, the next failover waits for twice this time.
             format!("failover-timeout {NAME} 2500"),
         ];
-        lines.extend(self.password.as_ref().map(|password| format!("auth-pass {NAME} {}", quoted(password))));
+        lines.extend(primary.password().map(|password| format!("auth-pass {NAME} {}", quoted(password))));
         lines.extend(replicas.iter().map(|replica| format!("known-replica {NAME} {}", word_of(replica))));
         lines.extend(sentinels.iter().map(|(port, id)| match *port == own_port {
             true => format!("myid {id}"),

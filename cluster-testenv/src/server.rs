@@ -45,14 +45,8 @@ impl Server {
     }
 
     /// Environment variable that names another binary.
-    pub(crate) const fn variable(self) -> &'static str {
-        match self {
-            Self::Redis70 => "TESTENV_REDIS_7_0",
-            Self::Redis82 => "TESTENV_REDIS_8_2",
-            Self::Valkey81 => "TESTENV_VALKEY_8_1",
-            Self::Valkey91 => "TESTENV_VALKEY_9_1",
-            Self::Redis62 => "TESTENV_REDIS_6_2",
-        }
+    pub(crate) fn variable(self) -> String {
+        format!("TESTENV_{}", self.name().to_uppercase().replace(['-', '.'], "_"))
     }
 
     const fn name(self) -> &'static str {

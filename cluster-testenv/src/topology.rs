@@ -205,31 +205,3 @@ fn parse_slots(word: &str) -> Option<RangeInclusive<u16>> {
 fn has_line(text: &str, wanted: &str) -> bool {
     text.lines().any(|line| line == wanted)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn line_of_a_primary_with_ranges_single_and_migrating_slots_is_read() {
-        let line = "07c3 127.0.0.1:11000@21000,host myself,master - 0 1426 7 connected 0-1 5 [93-<-292f]";
-        let member = Member::parse(line).unwrap();
-        assert_eq!((member.id.as_str(), member.port, member.config_epoch), ("07c3", 11000, 7));
-        assert!(member.is_myself && member.is_primary);
-        assert!([0, 1, 5].iter().all(|slot| member.owns(*slot)));
-        assert!([2, 4, 93].iter().all(|slot| !member.owns(*slot)));
-    }
-
-    #[test]
-    fn line_of_a_failed_replica_is_read() {
-        let line = "67ed 127.0.0.1:11004@21004 slave,fail 07c3 1426 1426 5 disconnected";
-        let member = Member::parse(line).unwrap();
-        assert!(!member.is_myself && !member.is_primary && !member.owns(0));
-        assert_eq!(member.primary_id, "07c3");
-    }
-
-    #[test]
-    fn line_without_its_words_is_an_error() {
-        assert!(Member::parse("07c3 127.0.0.1:11000@21000 master").is_err());
-    }
-}

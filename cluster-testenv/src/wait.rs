@@ -25,3 +25,17 @@ pub fn wait_for<T>(what: impl Into<String>, bound: Duration, mut condition: impl
         thread::sleep(PERIOD);
     }
 }
+
+/// Waits until there is no complaint. Otherwise the error has the last one.
+pub(crate) fn wait_until_well(
+    what: &str,
+    bound: Duration,
+    mut complaint: impl FnMut() -> Option<String>,
+) -> Result<()> {
+    let mut last = None;
+    let well = wait_for("", bound, || {
+        last = complaint();
+        last.is_none().then_some(())
+    });
+    well.map_err(|_| Error::NotInTime { what: format!("{what} ({})", last.unwrap_or_default()), bound })
+}

@@ -5,14 +5,13 @@ use std::{
     io::{BufRead, BufReader},
     net::SocketAddr,
     os::unix::process::ExitStatusExt,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::{self, Child, Command, ExitStatus, Stdio},
     sync::OnceLock,
     time::Duration,
 };
 
-use cluster_testenv::{Client, Cluster, Masters, Node, Reply, Sentinels, Server, TlsClients, wait_for};
+use cluster_testenv::{Client, Cluster, Masters, Node, Sentinels, Server, TlsClients, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Limit for the end of a server, usually within a second after the process that started it. The limit leaves room for
@@ -35,10 +34,6 @@ impl Trace {
         // A Sentinel does not report its folder, but every server has it as its working directory.
         let dir = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();
         Self { pid: pid.parse().unwrap(), dir }
-    }
-
-    fn all(nodes: &[Node]) -> Vec<Self> {
-        nodes.iter().map(|node| Self::of(node.addr())).collect()
     }
 
     /// Returns true if the process has ended. A dead process that its parent has not reaped yet counts too: it runs no
@@ -69,40 +64,23 @@ impl Trace {
 
 #[test]
 fn drop_ends_everything_before_it_returns() {
-    for server in Server::ALL {
-        let node = Node::start(server).unwrap();
-        let masters = Masters::start(server, 3).unwrap();
-        let mut traces = Trace::all(masters.nodes());
-        traces.push(Trace::of(node.addr()));
-        assert!(traces.iter().all(|trace| !trace.process_is_gone() && !trace.files_are_gone()));
-        drop((node, masters));
-        assert!(traces.iter().all(Trace::is_gone), "{traces:?}");
-    }
-}
-
-#[test]
-fn drop_ends_paused_killed_and_restarted_nodes() {
-    let cluster = Cluster::start(Server::Redis70).unwrap();
-    let mut traces = Trace::all(cluster.nodes());
-    cluster.nodes()[0].pause();
-    cluster.nodes()[1].kill();
-    cluster.nodes()[2].restart().unwrap();
-    traces.push(Trace::of(cluster.nodes()[2].addr()));
-    drop(cluster);
+    let single = Node::builder(Server::Redis70).tls(TlsClients::Required).proxied().start().unwrap();
+    let masters = Masters::start(Server::Redis62, 3).unwrap();
+    let sentinels = Sentinels::start(Server::Redis82).unwrap();
+    let cluster = Cluster::start(Server::Valkey91).unwrap();
+    let all = [masters.nodes(), sentinels.nodes(), sentinels.sentinels(), cluster.nodes()];
+    let mut traces: Vec<Trace> =
+        all.into_iter().flatten().chain([&single]).map(|node| Trace::of(node.addr())).collect();
+    assert!(traces.iter().all(|trace| !trace.process_is_gone() && !trace.files_are_gone()));
+    let [paused, killed, restarted, ..] = cluster.nodes() else { panic!("a cluster has six nodes") };
+    paused.pause();
+    killed.kill();
+    restarted.restart().unwrap();
+    traces.push(Trace::of(restarted.addr()));
+    let proxy = single.proxy().addr();
+    drop((single, masters, sentinels, cluster));
     assert!(traces.iter().all(Trace::is_gone), "{traces:?}");
-}
-
-#[test]
-fn panic_ends_everything() {
-    let mut traces = Vec::new();
-    let panicked = catch_unwind(AssertUnwindSafe(|| {
-        let masters = Masters::start(Server::Valkey91, 3).unwrap();
-        traces = Trace::all(masters.nodes());
-        panic!("on purpose");
-    }));
-    assert!(panicked.is_err());
-    assert_eq!(traces.len(), 3);
-    assert!(traces.iter().all(Trace::is_gone), "{traces:?}");
+    assert!(Client::connect(proxy).is_err());
 }
 
 #[test]
@@ -123,55 +101,17 @@ fn failed_start_leaves_nothing() {
 
 #[test]
 fn signals_to_the_process_end_everything_without_a_destructor() {
-    for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
-        for (environment, servers) in [(&["single"][..], 1), (&["masters", "3"], 3)] {
-            let mut program = Program::start(environment, servers);
-            assert_eq!(program.end_by(signal).signal(), Some(signal.as_raw()));
-            program.traces.iter().for_each(Trace::wait_until_gone);
-        }
+    for (signal, environment, servers) in [
+        (Signal::TERM, &["single"][..], 1),
+        (Signal::INT, &["sentinel"], 3),
+        (Signal::KILL, &["--server", "valkey-9.1", "cluster"], 6),
+    ] {
+        let mut program = Program::start(environment, servers);
+        let paused = Pid::from_raw(program.traces[0].pid.try_into().unwrap()).unwrap();
+        kill_process(paused, Signal::STOP).unwrap();
+        assert_eq!(program.end_by(signal).signal(), Some(signal.as_raw()));
+        program.traces.iter().for_each(Trace::wait_until_gone);
     }
-}
-
-#[test]
-fn kill_of_the_process_ends_a_whole_cluster_and_a_paused_server() {
-    let mut program = Program::start(&["--server", "valkey-9.1", "cluster"], 6);
-    let paused = Pid::from_raw(program.traces[0].pid.try_into().unwrap()).unwrap();
-    kill_process(paused, Signal::STOP).unwrap();
-    program.end_by(Signal::KILL);
-    program.traces.iter().for_each(Trace::wait_until_gone);
-}
-
-#[test]
-fn kill_of_the_process_ends_sentinels_and_what_they_watch() {
-    let mut program = Program::start(&["--server", "valkey-9.1", "sentinel"], 3);
-    let mut sentinel = Client::connect(program.addrs[0]).unwrap();
-    let mut ports_of = |what| {
-        let answer = sentinel.command(&["SENTINEL", what, "mymaster"]).unwrap();
-        let field = |pairs: &[Reply], name: &str| {
-            let pair = pairs.chunks(2).find(|pair| pair[0].text().unwrap() == name).unwrap();
-            pair[1].text().unwrap().into_owned()
-        };
-        let port_of = |server: &Reply| field(server.array().unwrap(), "port");
-        let servers = if what == "MASTER" { vec![answer] } else { answer.array().unwrap().to_vec() };
-        servers.iter().map(port_of).collect::<Vec<_>>()
-    };
-    let ports = [ports_of("MASTER"), ports_of("REPLICAS")].concat();
-    assert_eq!(ports.len(), 3);
-    program.traces.extend(ports.iter().map(|port| Trace::of(format!("127.0.0.1:{port}").parse().unwrap())));
-    program.end_by(Signal::KILL);
-    program.traces.iter().for_each(Trace::wait_until_gone);
-}
-
-#[test]
-fn drop_ends_proxies_sentinels_and_servers_with_tls() {
-    let sentinels = Sentinels::start(Server::Redis70).unwrap();
-    let tls = Node::builder(Server::Redis70).tls(TlsClients::Required).proxied().start().unwrap();
-    let mut traces = [Trace::all(sentinels.nodes()), Trace::all(sentinels.sentinels())].concat();
-    traces.push(Trace::of(tls.addr()));
-    let proxy = tls.proxy().addr();
-    drop((sentinels, tls));
-    assert!(traces.iter().all(Trace::is_gone), "{traces:?}");
-    assert!(Client::connect(proxy).is_err());
 }
 
 /// Variable of the copy of this test binary that has to end with an environment in a static.
@@ -212,7 +152,6 @@ fn program(args: &[&str]) -> Command {
 /// Program of this crate with its servers running.
 struct Program {
     child: Child,
-    addrs: Vec<SocketAddr>,
     traces: Vec<Trace>,
 }
 
@@ -221,13 +160,11 @@ impl Program {
     fn start(args: &[&str], servers: usize) -> Self {
         let child = program(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         // From here on a failure of this test ends the program too.
-        let mut program = Self { child, addrs: Vec::new(), traces: Vec::new() };
+        let mut program = Self { child, traces: Vec::new() };
         let mut urls = BufReader::new(program.child.stdout.take().unwrap()).lines();
         for _ in 0..servers {
             let url = urls.next().unwrap().unwrap();
-            let addr = url.strip_prefix("redis://").unwrap().parse().unwrap();
-            program.addrs.push(addr);
-            program.traces.push(Trace::of(addr));
+            program.traces.push(Trace::of(url.strip_prefix("redis://").unwrap().parse().unwrap()));
         }
         program
     }

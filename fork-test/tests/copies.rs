@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Masters, Node, Server, TlsClients};
 
 const CASES: [&str; 6] = ["unused", "used", "held", "waiting", "runtime", "blocking"];
+const WITH_CACHE: [&str; 7] = ["unused", "used", "held", "waiting", "runtime", "blocking", "cached"];
 
 /// Runs a case, and returns its output. The time is bounded, since the copies have a time limit.
 fn run(kind: &str, case: &str, urls: &[String]) -> String {
@@ -53,15 +54,13 @@ fn copies_are_no_holders(kind: &str, cases: &[&str], urls: &[String]) {
 #[test]
 fn of_one_key_on_redis() {
     let node = Node::start(Server::Redis70).expect("it starts");
-    copies_are_no_holders("hash", &CASES, &[node.url()]);
-    copies_are_no_holders("hash", &["cached"], &[node.url()]);
+    copies_are_no_holders("hash", &WITH_CACHE, &[node.url()]);
 }
 
 #[test]
 fn of_one_key_on_valkey() {
     let node = Node::start(Server::Valkey91).expect("it starts");
-    copies_are_no_holders("hash", &CASES, &[node.url()]);
-    copies_are_no_holders("hash", &["cached"], &[node.url()]);
+    copies_are_no_holders("hash", &WITH_CACHE, &[node.url()]);
 }
 
 #[test]
@@ -69,8 +68,7 @@ fn of_one_key_with_tls() {
     let node = Node::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("it starts");
     let authority = node.certificates_dir().join("ca.pem").display().to_string();
     let place = [node.url(), authority];
-    copies_are_no_holders("tls", &CASES, &place);
-    copies_are_no_holders("tls", &["cached"], &place);
+    copies_are_no_holders("tls", &WITH_CACHE, &place);
 }
 
 #[test]
@@ -110,8 +108,7 @@ fn of_a_primary_with_a_replica() {
 
 #[test]
 fn of_memory() {
-    copies_are_no_holders("memory", &CASES, &[]);
-    copies_are_no_holders("memory", &["cached"], &[]);
+    copies_are_no_holders("memory", &WITH_CACHE, &[]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ mod server;
 mod small;
 mod watch;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 

@@ -28,8 +28,7 @@ beside![
 ];
 
 async fn writers_wait_for_each_other(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
 
     one.ok("lock w cfg").await;
     assert!(rust.try_write("cfg").await.expect("answered").is_none());
@@ -55,8 +54,8 @@ async fn writers_wait_for_each_other(place: &Place) {
 }
 
 async fn readers_share_and_keep_writers_out(place: &Place) {
-    let (rust, other, java) = (place.manager().await, place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
+    let other = place.manager().await;
     for first in ["rust", "java"] {
         let ours = if first == "rust" {
             let ours = rust.read("cfg").await.expect("granted");
@@ -99,8 +98,7 @@ async fn readers_share_and_keep_writers_out(place: &Place) {
 }
 
 async fn waiting_readers_enter_together(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
     let writer = rust.write("cfg").await.expect("granted");
     one.begin("lock r cfg").await;
     two.begin("lock r cfg").await;
@@ -118,8 +116,7 @@ async fn waiting_readers_enter_together(place: &Place) {
 }
 
 async fn reentry_counts_on_either_side(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     one.ok("lock w cfg").await;
     one.ok("lock w cfg").await;
     one.ok("lock r cfg").await;
@@ -149,8 +146,7 @@ async fn reentry_counts_on_either_side(place: &Place) {
 }
 
 async fn downgrade_lets_readers_in(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
     // Ours.
     let writer = rust.write("cfg").await.expect("granted");
     let token = writer.fencing_token();
@@ -175,8 +171,7 @@ async fn downgrade_lets_readers_in(place: &Place) {
 }
 
 async fn upgrade_needs_a_sole_reader(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     one.ok("lock r cfg").await;
     let reader = rust.read("cfg").await.expect("granted");
     let refused = reader.try_upgrade().await.expect_err("a reader of Redisson is inside");
@@ -192,16 +187,14 @@ async fn upgrade_needs_a_sole_reader(place: &Place) {
 }
 
 async fn lease_of_redisson_ends_by_itself(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     for mode in ["w", "r"] {
         let began = Instant::now();
         one.ok(&format!("lock {mode} cfg 1500")).await;
         let writer = rust.write("cfg").await.expect("granted when the lease is over");
         assert!(began.elapsed() >= Duration::from_millis(1490), "{:?}", began.elapsed());
         assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
-        let refused = one.ask(&format!("unlock {mode} cfg")).await;
-        assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+        one.is_refused(&format!("unlock {mode} cfg")).await;
         writer.release().await.expect("ours to the end");
     }
 }
@@ -241,8 +234,8 @@ async fn hold_outlives_renewals_that_cut_the_key(place: &Place) {
 }
 
 async fn force_ends_holds_of_the_other(place: &Place) {
-    let (rust, other, java) = (place.manager().await, place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
+    let other = place.manager().await;
     // We end theirs, and wake their waiters.
     one.ok("lock w cfg").await;
     two.begin("lock w cfg").await;
@@ -250,8 +243,7 @@ async fn force_ends_holds_of_the_other(place: &Place) {
     let ended = rust.force_release("cfg").await.expect("forced");
     assert_eq!((ended.len(), ended[0].mode), (1, Mode::Write));
     assert_eq!(two.answer().await, "ok");
-    let refused = one.ask("unlock w cfg").await;
-    assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+    one.is_refused("unlock w cfg").await;
     two.ok("unlock w cfg").await;
     // They end ours: the guard learns of it at its next renewal, and its release ends nothing else.
     for mode in ["w", "r"] {
@@ -315,8 +307,7 @@ async fn view_shows_holders_of_both(place: &Place) {
 }
 
 async fn dead_reader_of_redisson_goes_with_the_last_live_one(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     let ours = rust.read("cfg").await.expect("granted");
     one.ok("lock r cfg 500").await;
     tokio::time::sleep(Duration::from_millis(600)).await;

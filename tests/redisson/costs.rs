@@ -1,10 +1,10 @@
 //! Time of the server for a pair of acquisition and release, of Redisson and of this crate, in one run.
 
 use cluster_testenv::Client;
-use redis_rwlock::RwLockManager;
+use redis_rwlock::{Mode, RwLockManager};
 
 use crate::java::Version;
-use crate::places::{Place, command, run};
+use crate::places::{Place, command, run, take_and_release};
 
 const PAIRS: u64 = 1_000;
 const READERS: usize = 1_000;
@@ -41,29 +41,27 @@ fn server_spends_no_more_than_for_redisson() {
         let (rust, other, java) = (place.manager().await, place.manager().await, place.java().await);
         let (mut one, mut client) = (java.actor("one").await, place.server_of("cfg"));
         let mut figures = Vec::new();
-        for (mode, crowd) in [("w", 0), ("r", 0), ("r", READERS)] {
+        for (mode, crowd) in [(Mode::Write, 0), (Mode::Read, 0), (Mode::Read, READERS)] {
+            let letter = if mode == Mode::Write { "w" } else { "r" };
             let pairs = if crowd > 0 { PAIRS / 10 } else { PAIRS };
             if crowd > 0 {
                 enter_crowd(&mut client);
             }
             // The scripts are loaded, and the virtual machine has compiled some of its code.
             for _ in 0..10 {
-                one.ok(&format!("lock {mode} cfg")).await;
-                one.ok(&format!("unlock {mode} cfg")).await;
-                rust.read("cfg").await.expect("granted").release().await.expect("ours");
+                one.ok(&format!("lock {letter} cfg")).await;
+                one.ok(&format!("unlock {letter} cfg")).await;
+                take_and_release(&rust, Mode::Read).await;
             }
             reset(&mut client);
             for _ in 0..pairs {
-                one.ok(&format!("lock {mode} cfg")).await;
-                one.ok(&format!("unlock {mode} cfg")).await;
+                one.ok(&format!("lock {letter} cfg")).await;
+                one.ok(&format!("unlock {letter} cfg")).await;
             }
             let theirs = spent_us(&mut client) as f64 / pairs as f64;
             reset(&mut client);
             for _ in 0..pairs {
-                match mode {
-                    "w" => rust.write("cfg").await.expect("granted").release().await.expect("ours"),
-                    _ => rust.read("cfg").await.expect("granted").release().await.expect("ours"),
-                }
+                take_and_release(&rust, mode).await;
             }
             let ours = spent_us(&mut client) as f64 / pairs as f64;
             println!("{mode}, {crowd} readers inside: {ours:.1} us for a pair of ours, {theirs:.1} us of Redisson's");
@@ -73,7 +71,7 @@ fn server_spends_no_more_than_for_redisson() {
         let inside = other.read("cfg").await.expect("granted");
         reset(&mut client);
         for _ in 0..PAIRS {
-            rust.read("cfg").await.expect("granted").release().await.expect("ours");
+            take_and_release(&rust, Mode::Read).await;
         }
         let ours = spent_us(&mut client) as f64 / PAIRS as f64;
         println!("r, {READERS} readers inside, one of ours: {ours:.1} us for a pair of ours");

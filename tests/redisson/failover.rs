@@ -46,8 +46,7 @@ fn holds_and_waiters_survive_in_a_cluster_beside_v3() {
 }
 
 async fn holds_and_waiters_survive(place: Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     let ours = rust.write("cfg").await.expect("granted");
     let token = ours.fencing_token();
     one.begin("lock w cfg").await;

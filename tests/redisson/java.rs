@@ -146,6 +146,12 @@ impl Actor {
     }
 
     /// Carries out a command that must succeed.
+    /// Sends a command for a lock that this actor does not hold.
+    pub(crate) async fn is_refused(&mut self, command: &str) {
+        let refused = self.ask(command).await;
+        assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+    }
+
     pub(crate) async fn ok(&mut self, command: &str) {
         assert_eq!(self.ask(command).await, "ok", "{command}");
     }

@@ -8,7 +8,7 @@ use redis_rwlock::{
     Durability, Error, HoldState, LossReason, Mode, RedissonManager, Refusal, Replicas, RwLockManager, Topology,
 };
 
-use crate::places::{command, run, until};
+use crate::places::{command, run, take_and_release, until};
 
 const LEASE: Duration = Duration::from_secs(10);
 /// Time for which the tokens outlive a hold.
@@ -24,10 +24,7 @@ struct Lab {
 
 impl Lab {
     fn start() -> Self {
-        Self::of(Node::builder(Server::Valkey81).proxied().start().expect("the server starts"))
-    }
-
-    fn of(node: Node) -> Self {
+        let node = Node::builder(Server::Valkey81).proxied().start().expect("the server starts");
         let client = Client::connect(node.addr()).expect("the server answers");
         Self { node, client }
     }
@@ -74,14 +71,31 @@ impl Lab {
         self.ask(&["PEXPIRE", "cfg", lease_ms]);
     }
 
+    fn writer_of_redisson(&mut self) {
+        self.ask(&["HSET", "cfg", "mode", "write", "java:7:write", "1"]);
+        self.ask(&["PEXPIRE", "cfg", "50000"]);
+    }
+
     /// Subscribes to the channel of the lock, as Redisson does.
     fn listener(&self, verb: &str) -> Client {
         let mut listener = Client::connect(self.node.addr()).expect("the server answers");
-        listener.set_timeout(Duration::from_secs(5)).expect("set");
         listener.send(&[verb, CHANNEL]).expect("sent");
         listener.receive().expect("subscribed");
         listener
     }
+}
+
+/// Runs a case on a server of its own, with a manager.
+fn in_lab(case: impl AsyncFnOnce(&mut Lab, &RedissonManager)) {
+    in_lab_with(LEASE, case);
+}
+
+fn in_lab_with(lease: Duration, case: impl AsyncFnOnce(&mut Lab, &RedissonManager)) {
+    run(async {
+        let mut lab = Lab::start();
+        let manager = lab.manager_with(lease).await;
+        case(&mut lab, &manager).await;
+    });
 }
 
 fn message(listener: &mut Client) -> String {
@@ -100,9 +114,7 @@ fn lease_ms() -> i64 {
 
 #[test]
 fn writer_is_one_field_with_the_lease() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         let guard = manager.write("cfg").await.expect("granted");
         let fields = lab.list(&["HKEYS", "cfg"]);
         assert_eq!(fields.len(), 2, "HLEN decides in Redisson's scripts: {fields:?}");
@@ -123,9 +135,8 @@ fn writer_is_one_field_with_the_lease() {
 
 #[test]
 fn reader_is_one_field_with_one_timeout() {
-    run(async {
-        let mut lab = Lab::start();
-        let (manager, other) = (lab.manager().await, lab.manager_with(LEASE / 2).await);
+    in_lab(async |lab, manager| {
+        let other = lab.manager_with(LEASE / 2).await;
         let guard = manager.read("cfg").await.expect("granted");
         let fields = lab.list(&["HKEYS", "cfg"]);
         let holder = fields.iter().find(|field| *field != "mode").expect("a holder").clone();
@@ -149,9 +160,7 @@ fn reader_is_one_field_with_one_timeout() {
 
 #[test]
 fn name_with_a_hash_tag_stays_as_it_is_in_second_names() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         let guard = manager.read("shop:{7}").await.expect("granted");
         let keys = lab.keys();
         assert_eq!((keys.len(), &*keys[0], &*keys[2]), (3, "shop:{7}", "shop:{7}:rwlock_tokens"));
@@ -163,9 +172,7 @@ fn name_with_a_hash_tag_stays_as_it_is_in_second_names() {
 
 #[test]
 fn messages_are_those_of_redisson_in_both_forms() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         for verb in ["SUBSCRIBE", "SSUBSCRIBE"] {
             let mut listener = lab.listener(verb);
             manager.write("cfg").await.expect("granted").release().await.expect("ours");
@@ -185,18 +192,9 @@ fn messages_are_those_of_redisson_in_both_forms() {
 
 #[test]
 fn waiter_asks_when_redisson_publishes() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
-        lab.ask(&["HSET", "cfg", "mode", "write", "java:7:write", "1"]);
-        lab.ask(&["PEXPIRE", "cfg", "50000"]);
+    in_lab(async |lab, manager| {
+        lab.writer_of_redisson();
         for mode in [Mode::Write, Mode::Read] {
-            let acquiring = async {
-                match mode {
-                    Mode::Write => manager.write("cfg").await.expect("granted").release().await,
-                    Mode::Read => manager.read("cfg").await.expect("granted").release().await,
-                }
-            };
             let freed = async {
                 let subscribed = ["PUBSUB", "NUMSUB", CHANNEL];
                 until("the manager listens", async || {
@@ -211,20 +209,16 @@ fn waiter_asks_when_redisson_publishes() {
                 command(&mut redisson, &["PUBLISH", CHANNEL, "1"]);
                 Instant::now()
             };
-            let (released, freed) = tokio::join!(acquiring, freed);
-            released.expect("ours to the end");
+            let ((), freed) = tokio::join!(take_and_release(manager, mode), freed);
             assert!(freed.elapsed() < WOKEN, "{:?}", freed.elapsed());
-            lab.ask(&["HSET", "cfg", "mode", "write", "java:7:write", "1"]);
-            lab.ask(&["PEXPIRE", "cfg", "50000"]);
+            lab.writer_of_redisson();
         }
     });
 }
 
 #[test]
 fn nobodys_time_is_shortened() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager_with(Duration::from_millis(900)).await;
+    in_lab_with(Duration::from_millis(900), async |lab, manager| {
         lab.reader_of_redisson("java:7", "50000");
         let guard = manager.read("cfg").await.expect("granted");
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -238,9 +232,7 @@ fn nobodys_time_is_shortened() {
 
 #[test]
 fn time_that_a_watchdog_cut_is_a_change_and_no_loss() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager_with(Duration::from_secs(6)).await;
+    in_lab_with(Duration::from_secs(6), async |lab, manager| {
         let guard = manager.read("cfg").await.expect("granted");
         lab.ask(&["PEXPIRE", "cfg", "4000"]);
         until("the renewal lengthens it", async || lab.int(&["PTTL", "cfg"]) > 5_000).await;
@@ -251,9 +243,7 @@ fn time_that_a_watchdog_cut_is_a_change_and_no_loss() {
 
 #[test]
 fn lease_is_never_longer_than_the_watchdog_of_redisson_allows() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager_with(Duration::from_secs(3600)).await;
+    in_lab_with(Duration::from_secs(3600), async |lab, manager| {
         let fixed = manager.write("fixed").fixed_lease(Duration::from_secs(300)).await.expect("granted");
         let guard = manager.read("cfg").lease(Duration::from_secs(300)).await.expect("granted");
         for key in ["fixed", "cfg"] {
@@ -277,9 +267,7 @@ fn lease_is_never_longer_than_the_watchdog_of_redisson_allows() {
 
 #[test]
 fn missing_field_is_a_loss() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager_with(Duration::from_millis(900)).await;
+    in_lab_with(Duration::from_millis(900), async |lab, manager| {
         let guard = manager.write("cfg").await.expect("granted");
         lab.ask(&["DEL", "cfg"]);
         assert_eq!(guard.lost().await, LossReason::Gone);
@@ -295,9 +283,8 @@ fn missing_field_is_a_loss() {
 
 #[test]
 fn last_live_reader_takes_dead_ones_along() {
-    run(async {
-        let mut lab = Lab::start();
-        let (manager, other) = (lab.manager().await, lab.manager().await);
+    in_lab(async |lab, manager| {
+        let other = lab.manager().await;
         // A reader with two holds, of which the first is over.
         lab.reader_of_redisson("java:7", "50000");
         lab.ask(&["HINCRBY", "cfg", "java:7", "1"]);
@@ -321,9 +308,8 @@ fn last_live_reader_takes_dead_ones_along() {
 
 #[test]
 fn reader_that_leaves_gives_the_others_their_time_back() {
-    run(async {
-        let mut lab = Lab::start();
-        let (manager, other) = (lab.manager().await, lab.manager().await);
+    in_lab(async |lab, manager| {
+        let other = lab.manager().await;
         let guards = [manager.read("cfg").await.expect("granted"), other.read("cfg").await.expect("granted")];
         lab.reader_of_redisson("java:7", "50000");
         lab.reader_of_redisson("java:8", "70000");
@@ -343,9 +329,7 @@ fn reader_that_leaves_gives_the_others_their_time_back() {
 
 #[test]
 fn dead_reader_alone_ends_with_the_key_or_by_force() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         lab.reader_of_redisson("java:7", "50000");
         lab.ask(&["DEL", "{cfg}:java:7:rwlock_timeout:1"]);
         let view = manager.inspect("cfg").await.expect("inspected");
@@ -358,11 +342,8 @@ fn dead_reader_alone_ends_with_the_key_or_by_force() {
 
 #[test]
 fn force_ends_what_was_shown_and_nothing_newer() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
-        lab.ask(&["HSET", "cfg", "mode", "write", "java:7:write", "1"]);
-        lab.ask(&["PEXPIRE", "cfg", "50000"]);
+    in_lab(async |lab, manager| {
+        lab.writer_of_redisson();
         let view = manager.inspect("cfg").await.expect("inspected");
         lab.ask(&["DEL", "cfg"]);
         lab.reader_of_redisson("java:8", "50000");
@@ -376,9 +357,8 @@ fn force_ends_what_was_shown_and_nothing_newer() {
 
 #[test]
 fn tokens_grow_and_readers_inside_share_one() {
-    run(async {
-        let mut lab = Lab::start();
-        let (one, two) = (lab.manager().await, lab.manager().await);
+    in_lab(async |lab, one| {
+        let two = lab.manager().await;
         let first = one.write("cfg").await.expect("granted");
         let token = first.fencing_token();
         first.release().await.expect("ours to the end");
@@ -406,9 +386,7 @@ fn tokens_grow_and_readers_inside_share_one() {
 
 #[test]
 fn reader_that_crashed_shares_no_token_with_the_next_phase() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         let crashed = manager.read("cfg").await.expect("granted");
         lab.ask(&["DEL", "cfg"]);
         lab.reader_of_redisson("java:7", "50000");
@@ -421,9 +399,7 @@ fn reader_that_crashed_shares_no_token_with_the_next_phase() {
 
 #[test]
 fn keys_of_others_are_errors_and_stay() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         lab.ask(&["SET", "text", "x"]);
         lab.ask(&["HSET", "hash", "user", "1"]);
         for name in ["text", "hash"] {
@@ -444,32 +420,17 @@ const RELEASE: usize = 1;
 
 #[test]
 fn acquisition_without_a_reply_is_found_again_by_its_id() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         for mode in [Mode::Write, Mode::Read] {
             // The scripts are loaded by then.
-            match mode {
-                Mode::Write => manager.write("cfg").await.expect("granted").release().await.expect("ours"),
-                Mode::Read => manager.read("cfg").await.expect("granted").release().await.expect("ours"),
-            }
+            take_and_release(manager, mode).await;
             let cut = lab.node.proxy().cut_after_apply(with_arguments(ACQUIRE));
             let fields = match mode {
-                Mode::Write => {
-                    let guard = manager.write("cfg").await.expect("granted");
-                    let fields = lab.int(&["HLEN", "cfg"]);
-                    guard.release().await.expect("ours to the end");
-                    fields
-                }
-                Mode::Read => {
-                    let guard = manager.read("cfg").await.expect("granted");
-                    let fields = lab.int(&["HLEN", "cfg"]);
-                    guard.release().await.expect("ours to the end");
-                    fields
-                }
+                Mode::Write => manager.write("cfg").run(async |_| lab.int(&["HLEN", "cfg"])).await,
+                Mode::Read => manager.read("cfg").run(async |_| lab.int(&["HLEN", "cfg"])).await,
             };
             cut.wait_applied(LEASE).expect("the reply was lost");
-            assert_eq!(fields, 2, "{mode}: granted once, under the id of the first request");
+            assert_eq!(fields.expect("granted"), 2, "{mode}: granted once, under the id of the first request");
             assert_eq!(lab.keys(), ["{cfg}:rwlock_tokens"]);
         }
     });
@@ -502,9 +463,7 @@ fn grants_wait_for_replicas_where_the_level_says_so() {
 
 #[test]
 fn release_without_a_reply_was_ours_to_the_end() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         manager.write("cfg").await.expect("granted").release().await.expect("ours to the end");
         let guard = manager.write("cfg").await.expect("granted");
         let cut = lab.node.proxy().cut_after_apply(with_arguments(RELEASE));
@@ -516,9 +475,7 @@ fn release_without_a_reply_was_ours_to_the_end() {
 
 #[test]
 fn release_without_a_reply_of_a_hold_that_was_ended_is_a_loss() {
-    run(async {
-        let mut lab = Lab::start();
-        let manager = lab.manager().await;
+    in_lab(async |lab, manager| {
         manager.write("cfg").await.expect("granted").release().await.expect("ours to the end");
         let guard = manager.write("cfg").await.expect("granted");
         // As a client of Redisson that forces the lock open: it leaves no record.
@@ -532,8 +489,7 @@ fn release_without_a_reply_of_a_hold_that_was_ended_is_a_loss() {
 
 #[test]
 fn what_the_format_cannot_carry_is_refused() {
-    run(async {
-        let lab = Lab::start();
+    in_lab(async |lab, manager| {
         let builder = || RedissonManager::builder(lab.node.url());
         let refused = |built: redis_rwlock::Result<RedissonManager>| match built.expect_err("refused") {
             Error::InvalidOption { option, .. } => option,
@@ -547,7 +503,6 @@ fn what_the_format_cannot_carry_is_refused() {
         );
         let proxy = Topology::proxy(lab.node.url());
         assert_eq!(refused(RedissonManager::builder(proxy).build()), "topology");
-        let manager = lab.manager().await;
         for name in ["a{b", "a{}b", "}{", "a}b", "{", "{}", ""] {
             let error = manager.try_write(name).await.expect_err("no second name is in its slot");
             assert!(matches!(error, Error::InvalidName { .. }), "{name}: {error:?}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cluster_testenv::{Client, Cluster, Node, Reply, Sentinels, Server};
-use redis_rwlock::{Builder, RedissonManager, Topology};
+use redis_rwlock::{Builder, Mode, RedissonManager, RwLockManager, Topology};
 
 use crate::java::{self, Version};
 
@@ -67,6 +67,12 @@ impl Place {
         java::Client::start(self.version, &java::Place { topology, urls }, watchdog).await
     }
 
+    /// Starts a manager, and a client of Redisson with two actors.
+    pub(crate) async fn sides(&self) -> (RedissonManager, java::Actor, java::Actor) {
+        let (rust, java) = (self.manager().await, self.java().await);
+        (rust, java.actor("one").await, java.actor("two").await)
+    }
+
     /// Returns a connection to the server that has this key.
     pub(crate) fn server_of(&self, key: &str) -> Client {
         let node = match &self.servers {
@@ -98,6 +104,14 @@ impl Place {
 
 pub(crate) fn command(client: &mut Client, words: &[&str]) -> Reply {
     client.command(words).and_then(Reply::into_result).expect("answered")
+}
+
+/// Takes the lock `cfg` and releases it.
+pub(crate) async fn take_and_release(manager: &RedissonManager, mode: Mode) {
+    match mode {
+        Mode::Write => manager.write("cfg").await.expect("granted").release().await.expect("ours to the end"),
+        Mode::Read => manager.read("cfg").await.expect("granted").release().await.expect("ours to the end"),
+    }
 }
 
 /// Waits until `condition` holds.

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Proxy};
-use redis_rwlock::{Error, HoldState, ReadGuard, RedissonManager, Result, RwLockManager, WriteGuard};
+use redis_rwlock::{Error, RedissonManager, RwLockManager};
 
 use crate::java::{self, Actor, Version};
 use crate::places::{Place, Servers, until};
@@ -170,69 +170,31 @@ async fn work_until(until: Instant, port: u16, n: usize, manager: RedissonManage
         let is_writer = random.u64(0..100) < WRITES;
         let limit = Duration::from_secs(2);
         let inside = Duration::from_millis(random.u64(0..5));
-        let done = if is_writer {
-            let acquired = manager.write("cfg").wait_timeout(limit).await;
-            stay(acquired, &mut register, &format!("enter rust{n} w"), n, inside).await
-        } else {
-            let acquired = manager.read("cfg").wait_timeout(limit).await;
-            stay(acquired, &mut register, &format!("enter rust{n} r"), n, inside).await
+        let done = async {
+            if is_writer {
+                let guard = manager.write("cfg").wait_timeout(limit).await?;
+                stay(guard.remaining(), &mut register, "w", n, inside).await;
+                guard.release().await
+            } else {
+                let guard = manager.read("cfg").wait_timeout(limit).await?;
+                stay(guard.remaining(), &mut register, "r", n, inside).await;
+                guard.release().await
+            }
         };
-        match done {
+        match done.await {
             Ok(()) | Err(Error::WaitTimeout { .. } | Error::Unreachable { .. } | Error::Lost { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Guard of either side.
-trait Stays {
-    fn is_held(&self) -> bool;
-    fn remaining(&self) -> Duration;
-    async fn leave(self) -> Result<()>;
-}
-
-impl Stays for ReadGuard {
-    fn is_held(&self) -> bool {
-        self.state() == HoldState::Held
-    }
-
-    fn remaining(&self) -> Duration {
-        self.remaining()
-    }
-
-    async fn leave(self) -> Result<()> {
-        self.release().await
-    }
-}
-
-impl Stays for WriteGuard {
-    fn is_held(&self) -> bool {
-        self.state() == HoldState::Held
-    }
-
-    fn remaining(&self) -> Duration {
-        self.remaining()
-    }
-
-    async fn leave(self) -> Result<()> {
-        self.release().await
-    }
-}
-
-async fn stay(
-    acquired: Result<impl Stays>,
-    register: &mut Entry,
-    enter: &str,
-    n: usize,
-    inside: Duration,
-) -> Result<()> {
-    let guard = acquired?;
+/// Stays inside, unless the hold ends too soon. A lost hold has no time left.
+async fn stay(remaining: Duration, register: &mut Entry, mode: &str, n: usize, inside: Duration) {
     // A guard says until when it may be believed. What is done inside takes a few milliseconds, or a few hundred where the
     // machine is busy.
-    if guard.is_held() && guard.remaining() > Duration::from_secs(1) {
-        register.ask(enter);
+    if remaining > Duration::from_secs(1) {
+        register.ask(&format!("enter rust{n} {mode}"));
         tokio::time::sleep(inside).await;
         register.ask(&format!("leave rust{n}"));
     }
-    guard.leave().await
 }

@@ -42,8 +42,7 @@ beside![
 const LATE: Duration = Duration::from_millis(1_500);
 
 async fn reader_with_a_short_lease_does_not_shorten_a_long_one(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
     let (long, short) = (Duration::from_secs(4), Duration::from_millis(900));
     let (began, ours) = (Instant::now(), rust.read("cfg").fixed_lease(long).await.expect("granted"));
     one.ok(&format!("lock r cfg {}", short.as_millis())).await;
@@ -93,8 +92,7 @@ async fn many_readers_are_renewed(place: &Place) {
 
 async fn name_with_a_hash_tag_is_one_lock(place: &Place) {
     const NAME: &str = "{test}:abc:key";
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     for _ in 0..10 {
         let ours = rust.read(NAME).await.expect("granted");
         one.ok(&format!("lock r {NAME}")).await;
@@ -117,8 +115,7 @@ async fn name_with_a_hash_tag_is_one_lock(place: &Place) {
 }
 
 async fn readers_enter_when_the_lease_of_a_writer_is_over(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
     let lease = Duration::from_secs(2);
     for writer in ["java", "rust"] {
         let began = Instant::now();
@@ -140,8 +137,7 @@ async fn readers_enter_when_the_lease_of_a_writer_is_over(place: &Place) {
 }
 
 async fn writer_enters_when_the_lease_of_the_last_reader_is_over(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let (mut one, mut two) = (java.actor("one").await, java.actor("two").await);
+    let (rust, mut one, mut two) = place.sides().await;
     let lease = Duration::from_secs(3);
     for reader in ["java", "rust"] {
         let began = Instant::now();
@@ -200,8 +196,7 @@ async fn crowd_of_readers_enters_at_once(place: &Place) {
 }
 
 async fn each_side_sees_that_the_other_has_the_lock(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     let ours = rust.read("cfg").await.expect("granted");
     assert_eq!((one.ask("locked r cfg").await, one.ask("locked w cfg").await), ("true".into(), "false".into()));
     assert_eq!((one.ask("mine r cfg").await, one.ask("count r cfg").await), ("false".into(), "0".into()));
@@ -218,18 +213,15 @@ async fn each_side_sees_that_the_other_has_the_lock(place: &Place) {
 }
 
 async fn nobody_releases_the_hold_of_the_other(place: &Place) {
-    let (rust, java) = (place.manager().await, place.java().await);
-    let mut one = java.actor("one").await;
+    let (rust, mut one, _) = place.sides().await;
     let ours = rust.read("cfg").await.expect("granted");
     for mode in ["r", "w"] {
-        let refused = one.ask(&format!("unlock {mode} cfg")).await;
-        assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+        one.is_refused(&format!("unlock {mode} cfg")).await;
     }
     ours.release().await.expect("ours to the end");
     let ours = rust.write("cfg").await.expect("granted");
     for mode in ["r", "w"] {
-        let refused = one.ask(&format!("unlock {mode} cfg")).await;
-        assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
+        one.is_refused(&format!("unlock {mode} cfg")).await;
     }
     ours.release().await.expect("ours to the end");
 }

@@ -1,10 +1,8 @@
 //! Rules for the folders of `src`: each folder may import only certain other folders.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
 
-use crate::tidy::{files, root};
+use crate::tidy::{files, text};
 
 /// The folders from the top down. A file imports from its own folder and from those below it.
 const FLOORS: [&str; 6] = ["face", "engine", "lock", "store", "net", "base"];
@@ -13,10 +11,9 @@ const FLOORS: [&str; 6] = ["face", "engine", "lock", "store", "net", "base"];
 const APART: [(&str, &str); 2] = [("lock", "store"), ("lock", "net")];
 
 /// Returns the folder of a file below `src`, by its path or by its name. `None` for `lib.rs`.
-fn folder_of(path: &Path) -> Option<&'static str> {
-    let below = path.strip_prefix(root().join("src")).expect("a file below src");
-    let first = below.components().next().expect("a file").as_os_str().to_str().expect("text");
-    FLOORS.into_iter().find(|folder| first.trim_end_matches(".rs") == *folder)
+fn folder_of(name: &str) -> Option<&'static str> {
+    let first = name.strip_prefix("src/")?.split(['/', '.']).next()?;
+    FLOORS.into_iter().find(|folder| *folder == first)
 }
 
 /// Returns the code of a file without its comments and without what only tests compile.
@@ -32,7 +29,7 @@ fn arrows() -> BTreeMap<(&'static str, &'static str), BTreeSet<String>> {
         let Some(from) = folder_of(&path) else { continue };
         let code = product_code(&text);
         for to in FLOORS.into_iter().filter(|to| *to != from && code.contains(&format!("crate::{to}::"))) {
-            arrows.entry((from, to)).or_default().insert(path.display().to_string());
+            arrows.entry((from, to)).or_default().insert(path.clone());
         }
     }
     arrows
@@ -56,7 +53,7 @@ fn imports_point_downwards() {
 #[test]
 fn each_folder_says_what_it_knows() {
     for folder in FLOORS {
-        let text = fs::read_to_string(root().join(format!("src/{folder}.rs"))).expect("a head");
+        let text = text(&format!("src/{folder}.rs"));
         let head: Vec<&str> = text.lines().take_while(|line| line.starts_with("//!")).collect();
         assert!(head.iter().any(|line| line.contains("Knows ")), "src/{folder}.rs does not say what it knows");
     }
@@ -66,26 +63,24 @@ fn each_folder_says_what_it_knows() {
 #[test]
 fn programs_use_the_public_surface_only() {
     for (path, text) in files("cli/src", "rs").into_iter().chain(files("torture/src", "rs")) {
-        assert!(!text.contains("#[path") && !text.contains("include!("), "{} includes a file", path.display());
+        assert!(!text.contains("#[path") && !text.contains("include!("), "{path} includes a file");
     }
     for manifest in ["cli/Cargo.toml", "torture/Cargo.toml"] {
-        let text = fs::read_to_string(root().join(manifest)).expect("a manifest");
-        assert!(!text.contains("_testing"), "{manifest} asks for what only tests may use");
+        assert!(!text(manifest).contains("_testing"), "{manifest} asks for what only tests may use");
     }
 }
 
 /// Every folder and every file of more than 150 lines has its place on the map.
 #[test]
 fn architecture_has_every_folder_and_every_long_file() {
-    let map = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("there is a map");
+    let map = text("ARCHITECTURE.md");
     let programs = files("cli/src", "rs").into_iter().chain(files("torture/src", "rs"));
-    for (path, text) in files("src", "rs").into_iter().filter(|(path, _)| folder_of(path).is_some()).chain(programs) {
-        let name = path.strip_prefix(root()).expect("a file of the crate").display().to_string();
+    for (name, text) in files("src", "rs").into_iter().filter(|(name, _)| folder_of(name).is_some()).chain(programs) {
         let is_head = FLOORS.iter().any(|folder| name == format!("src/{folder}.rs"));
         if text.lines().count() <= 150 && !is_head {
             continue;
         }
-        let last = path.file_name().expect("a file").to_str().expect("text");
+        let (_, last) = name.rsplit_once('/').expect("a folder");
         let is_named = map.contains(&name) || map.contains(&format!("`{last}`"));
         assert!(is_named, "ARCHITECTURE.md does not name {name}");
     }
@@ -94,8 +89,7 @@ fn architecture_has_every_folder_and_every_long_file() {
 /// Tests with files of their own are not in the package, and Cargo compiles them in the repository only.
 #[test]
 fn package_has_no_file_of_tests() {
-    for (path, text) in files("src", "rs") {
-        let name = path.display().to_string();
+    for (name, text) in files("src", "rs") {
         assert!(!name.contains("/tests"), "{name} is a file of tests");
         let mut lines = text.lines().skip_while(|line| !line.starts_with("#[cfg(test)]")).skip(1);
         if lines.next().is_some_and(|line| line.starts_with("mod ")) {

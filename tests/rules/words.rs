@@ -1,14 +1,8 @@
 //! Rules for names and comments. One idea has one word, and a comment begins with its subject.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
 
-use crate::tidy::{files, root};
-
-/// Files that are to be written anew soon. Their comments are as they were, and this list gets shorter with them.
-const WRITTEN_ANEW: [&str; 4] =
-    ["testing/unit/engine", "testing/unit/store/quorum/outstanding", "tests/it/contract", "tests/lua/"];
+use crate::tidy::{files, text};
 
 /// A doc comment opens with a verb or with a noun phrase, so with none of these.
 const NO_OPENING: [&str; 26] = [
@@ -43,108 +37,14 @@ const NO_OPENING: [&str; 26] = [
 /// Words that name no actor.
 const NO_ACTOR: [&str; 7] = ["whoever", "whom", "somebody", "is told", "are told", "was told", "be told"];
 
-/// Identifiers that have another name now, as whole words.
-const OLD_NAMES: [&str; 82] = [
-    "idle_hold",
-    "idle_holds_max",
-    "share_window",
-    "hand_over_budget",
-    "clock_margin",
-    "published_keys",
-    "PublishedLimits",
-    "published_limits",
-    "TRY_WAIT",
-    "OnCall",
-    "Calls",
-    "KeptCount",
-    "KeptCell",
-    "Keep",
-    "Keeping",
-    "Stay",
-    "Uses",
-    "strikes",
-    "Asker",
-    "asker",
-    "Crowd",
-    "Guest",
-    "guests",
-    "seen_by",
-    "Overdue",
-    "asker_overdue",
-    "Copies",
-    "stray_until",
-    "stray_span",
-    "stray_after",
-    "Anchor",
-    "Outbox",
-    "Chunk",
-    "COMPANY",
-    "ProcessHome",
-    "Ears",
-    "Ear",
-    "AtHand",
-    "at_hand",
-    "is_at_hand",
-    "Recent",
-    "Meter",
-    "Tally",
-    "shielded",
-    "shield",
-    "KeepsOpen",
-    "CountsOpen",
-    "keeps_open",
-    "is_traceless",
-    "take_idle",
-    "want_idle",
-    "hand_idle",
-    "is_not_heard_of",
-    "calls_are_broken",
-    "terms_of_keep",
-    "wants_tokens",
-    "tell_used",
-    "still_stands",
-    "Traces",
-    "Trace",
-    "Debt",
-    "CallBack",
-    "settle",
-    "OnAgenda",
-    "Agenda",
-    "agenda_slot",
-    "agenda_moment",
-    "KeeperWork",
-    "keepers",
-    "ReadNotice",
-    "anchor_age_most",
-    "look_for_news",
-    "ask_at_home",
-    "MAX_LANES",
-    "lanes",
-    "depot",
-    "depots",
-    "ears",
-    "outbox",
-    "is_news",
-    "Standing",
-    "roll",
-];
-
 /// Types of which there are two, with the reason.
 const TWINS: [(&str, &str); 1] = [("Sealed", "each closes its own trait")];
 
 /// Functions with a participle as their name that return no future, with the reason.
 const PARTICIPLES: [(&str, &str); 1] = [("src/face/blocking.rs: confirmed", "a thread waits in it for the event")];
 
-fn is_written_anew(path: &Path) -> bool {
-    let name = path.strip_prefix(root()).expect("a file of the repository").display().to_string();
-    WRITTEN_ANEW.iter().any(|start| name.starts_with(start))
-}
-
-/// All files of these folders, without those that are written anew.
 fn sources(folders: &[(&str, &str)]) -> Vec<(String, String)> {
-    let found = folders.iter().flat_map(|(folder, ext)| files(folder, ext));
-    let found = found.filter(|(path, _)| !is_written_anew(path) && !path.ends_with("tests/rules/words.rs"));
-    found.map(|(path, text)| (path.strip_prefix(root()).expect("a file of ours").display().to_string(), text)).collect()
+    folders.iter().flat_map(|(folder, ext)| files(folder, ext)).collect()
 }
 
 /// Returns the first words of each doc comment, with the number of its line.
@@ -194,7 +94,7 @@ fn doc_comments_open_with_a_verb_or_a_noun() {
 fn sentences_name_their_actor() {
     let mut wrong = Vec::new();
     let documents = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "lua/README.md"];
-    let documents = documents.map(|name| (name.to_owned(), fs::read_to_string(root().join(name)).expect("a document")));
+    let documents = documents.map(|name| (name.to_owned(), text(name)));
     for (name, text) in sources(&[("src", "rs"), ("lua", "lua"), ("docs", "md")]).into_iter().chain(documents) {
         for (number, line) in text.lines().enumerate() {
             // Names of tests between single marks are no sentences.
@@ -207,21 +107,6 @@ fn sentences_name_their_actor() {
                     .filter(|word| is_comment && has_word(&lower, word))
                     .map(|word| format!("{name}:{}: {word}", number + 1)),
             );
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn old_names_are_gone() {
-    let all = [("src", "rs"), ("lua", "lua")];
-    let mut wrong = Vec::new();
-    for (path, text) in all.iter().flat_map(|(folder, ext)| files(folder, ext)) {
-        let code: String =
-            text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
-        let name = path.display().to_string();
-        if !name.ends_with("tests/rules/words.rs") {
-            wrong.extend(OLD_NAMES.iter().filter(|old| has_word(&code, old)).map(|old| format!("{name}: {old}")));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -243,8 +128,7 @@ fn types(text: &str) -> BTreeSet<String> {
 #[test]
 fn each_type_has_a_name_of_its_own() {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (path, text) in files("src", "rs") {
-        let name = path.display().to_string();
+    for (name, text) in files("src", "rs") {
         // A second form of the same: without a feature, or for threads.
         if ["off.rs", "no_tls.rs", "blocking.rs"].iter().any(|twin| name.ends_with(twin)) {
             continue;
@@ -300,15 +184,6 @@ fn functions_are_not_named_by_a_participle() {
     );
 }
 
-/// Prints with `--nocapture` what the rules allow.
-#[test]
-fn exceptions_are_few() {
-    for (exception, reason) in TWINS.iter().chain(&PARTICIPLES) {
-        println!("{exception}: {reason}");
-    }
-    assert!(TWINS.len() + PARTICIPLES.len() <= 20);
-}
-
 #[test]
 fn limits_begin_with_max_and_min() {
     let mut wrong = Vec::new();
@@ -317,7 +192,7 @@ fn limits_begin_with_max_and_min() {
             let constant = line.split_once("const ").and_then(|(_, rest)| rest.split_once(':')).map(|(name, _)| name);
             let is_old =
                 |name: &str| name.split('_').any(|part| ["MOST", "LEAST"].contains(&part)) || name.ends_with("_MAX");
-            wrong.extend(constant.filter(|name| is_old(name)).map(|name| format!("{}: {name}", path.display())));
+            wrong.extend(constant.filter(|name| is_old(name)).map(|name| format!("{path}: {name}")));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

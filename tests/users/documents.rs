@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(path: &Path) -> String {
-    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+/// Returns the text of a file of the repository.
+pub(crate) fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Returns all documents, by their paths within the repository.
@@ -76,7 +78,7 @@ fn resolved(from: &Path, target: &str) -> PathBuf {
 
 /// Returns the patterns of the files that `Cargo.toml` puts into the package.
 fn packaged() -> Vec<String> {
-    let manifest = read(&root().join("Cargo.toml"));
+    let manifest = read("Cargo.toml");
     let (_, rest) = manifest.split_once("\ninclude = [").expect("a list");
     let (list, _) = rest.split_once(']').expect("its end");
     list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
@@ -100,7 +102,7 @@ fn links_lead_somewhere_in_the_repository_and_in_the_package() {
     assert!(patterns.iter().all(|pattern| pattern.starts_with('/')), "not anchored: {patterns:?}");
     let mut seen = 0;
     for document in documents() {
-        let text = read(&root().join(&document));
+        let text = read(&document);
         for (file, heading) in links(&text) {
             let target = if file.is_empty() { document.clone() } else { resolved(&document, &file) };
             let shown = format!("{} -> {}", document.display(), target.display());
@@ -110,7 +112,7 @@ fn links_lead_somewhere_in_the_repository_and_in_the_package() {
                 assert!(is_packaged(&target, &patterns), "{shown}: it is not in the package");
             }
             if let Some(heading) = heading {
-                let anchors = anchors(&read(&root().join(&target)));
+                let anchors = anchors(&read(&target));
                 assert!(anchors.contains(&heading), "{shown}: no {heading} in {anchors:?}");
             }
             seen += 1;
@@ -121,7 +123,7 @@ fn links_lead_somewhere_in_the_repository_and_in_the_package() {
 
 #[test]
 fn readme_is_short_and_its_code_is_whole() {
-    let text = read(&root().join("README.md"));
+    let text = read("README.md");
     for line in text.lines().filter(|line| !line.starts_with('|')) {
         assert!(line.chars().count() <= 120, "longer than 120: {line}");
     }
@@ -134,8 +136,8 @@ fn readme_is_short_and_its_code_is_whole() {
 
 #[test]
 fn every_example_is_named_in_a_document_and_run_by_a_test() {
-    let texts: String = documents().iter().map(|path| read(&root().join(path))).collect();
-    let mut tests = read(&root().join(".ci/run"));
+    let texts: String = documents().iter().map(|path| read(path)).collect();
+    let mut tests = read(".ci/run");
     let mut folders = vec![root().join("tests")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).expect("a folder of tests") {

@@ -1,10 +1,10 @@
 //! Tests that run the examples on real servers and check their output. `cargo test` builds them first. Before `--test
 //! users` alone, run `cargo build --examples` with the same features.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
 
 use cluster_testenv::{Node, Sentinels, Server, TlsClients, wait_for};
@@ -12,7 +12,7 @@ use cluster_testenv::{Node, Sentinels, Server, TlsClients, wait_for};
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 /// Returns a command that runs an example.
-pub(crate) fn example(name: &str) -> Command {
+fn example(name: &str) -> Command {
     let tests = std::env::current_exe().expect("this program has a path");
     let folder = tests.ancestors().nth(2).expect("target/debug/deps").join("examples");
     let program = folder.join(name);
@@ -166,6 +166,15 @@ fn open_telemetry_gets_the_spans_of_the_request() {
     line("request in no span: ");
 }
 
+/// Starts an example that serves HTTP. Returns what it prints after its address, and its port.
+pub(crate) fn serve(name: &str, node: &Node) -> (Running, Lines<BufReader<ChildStdout>>, u16) {
+    let mut service = Running(example(name).env("REDIS_URL", node.url()).env("PORT", "0").spawn().expect("it starts"));
+    let mut lines = BufReader::new(service.0.stdout.take().expect("piped")).lines();
+    let first = lines.next().expect("a line").expect("text");
+    let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("listens on an address");
+    (service, lines, port)
+}
+
 /// Sends one HTTP request, and returns the whole answer.
 pub(crate) fn http(port: u16, request: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
@@ -179,11 +188,7 @@ pub(crate) fn http(port: u16, request: &str) -> String {
 #[test]
 fn service_answers_is_ready_and_closes_what_it_holds() {
     let node = node();
-    let mut service =
-        Running(example("service").env("REDIS_URL", node.url()).env("PORT", "0").spawn().expect("it starts"));
-    let mut lines = BufReader::new(service.0.stdout.take().expect("piped")).lines();
-    let first = lines.next().expect("a line").expect("text");
-    let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("listens on an address");
+    let (mut service, mut lines, port) = serve("service", &node);
     assert_tells(&http(port, "POST /report"), &["200 OK", "report made with token "]);
     assert_tells(&http(port, "GET /health"), &["200 OK", "ready"]);
     node.kill();
@@ -198,7 +203,7 @@ fn service_answers_is_ready_and_closes_what_it_holds() {
 }
 
 /// Running program, which the drop ends, even if the test fails.
-pub(crate) struct Running(pub(crate) Child);
+pub(crate) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

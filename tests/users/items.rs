@@ -2,8 +2,8 @@
 //! of a type counts for the methods that the example calls.
 
 use std::collections::HashSet;
-use std::fs;
-use std::path::Path;
+
+use crate::documents::read;
 
 /// Type, trait, function or method that users can name.
 #[derive(Debug)]
@@ -37,11 +37,6 @@ impl Item {
 
 fn last(path: &str) -> String {
     path.rsplit("::").next().unwrap_or(path).trim_end_matches("()").to_owned()
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
-        .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 /// Returns the files of the items that `lib.rs` exports.

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Command;
 use std::thread;
@@ -13,7 +12,8 @@ use std::time::Duration;
 use cluster_testenv::{Node, Server, wait_for};
 use redis_rwlock::blocking;
 
-use crate::examples::{BOUND, Running, example, http};
+use crate::documents::{read, root};
+use crate::examples::{BOUND, http, serve};
 
 /// Wait that is longer than the limit in the rule for long waits.
 const LONG_WAIT: Duration = Duration::from_millis(10_100);
@@ -80,14 +80,10 @@ fn groupings(text: &str) -> BTreeSet<(String, String)> {
     found
 }
 
-fn document(name: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)).expect("it is there")
-}
-
 /// Asserts that the service exports all metrics and labels that rules and panels select.
 fn assert_exports_what_is_asked_for(scrape: &Scrape) {
     for name in ["alerts.yml", "dashboard.json"] {
-        let text = document(name);
+        let text = read(format!("docs/{name}"));
         let mut selectors = selectors(&text);
         // A single node has no map of slots, so the service does not export this metric.
         selectors.retain(|selector| selector.metric != "rwlock_map_refreshes_total");
@@ -115,7 +111,7 @@ type Phase<'a> = (&'a Scrape, Option<&'a [&'a str]>);
 
 /// Returns the text of a test for promtool.
 fn promtool_test(phases: &[Phase<'_>]) -> String {
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/alerts.yml");
+    let rules = root().join("docs/alerts.yml");
     let mut text = format!("rule_files: [{}]\nevaluation_interval: 30s\ntests:\n  - interval: 30s\n", rules.display());
     text += "    input_series:\n";
     let all: BTreeSet<&String> = phases.iter().flat_map(|(scrape, _)| scrape.0.keys()).collect();
@@ -149,11 +145,7 @@ fn alerts_tell_of_an_outage_by_what_a_service_exports() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     let elsewhere = blocking::RedisManager::connect(node.url()).expect("connected");
     let leader = elsewhere.write("leader").wait().expect("granted");
-    let mut command = example("metrics");
-    let mut service = Running(command.env("REDIS_URL", node.url()).env("PORT", "0").spawn().expect("it starts"));
-    let mut lines = BufReader::new(service.0.stdout.take().expect("piped")).lines();
-    let first = lines.next().expect("a line").expect("text");
-    let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("listens on an address");
+    let (_service, _lines, port) = serve("metrics", &node);
     let until = |what: &str, series: &[(&str, f64)]| {
         wait_for(what, BOUND, || {
             let scrape = Scrape::of(port);

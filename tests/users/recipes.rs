@@ -1,7 +1,6 @@
 //! Tests of `docs/RECIPES.md`: its code is that of the examples. `cli/tests/cli/recipes.rs` runs its commands.
 
-use std::fs;
-use std::path::Path;
+use crate::documents::read;
 
 /// Block of code, and the text of the section around it.
 struct Block<'a> {
@@ -30,11 +29,7 @@ fn blocks(text: &str) -> Vec<Block<'_>> {
 /// Returns the sources of the examples to which a section links.
 fn sources(section: &str) -> Vec<String> {
     let names = section.split("](../examples/").skip(1).filter_map(|rest| rest.split_once(')'));
-    let sources = names.filter(|(name, _)| name.ends_with(".rs")).map(|(name, _)| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    });
-    sources.collect()
+    names.filter(|(name, _)| name.ends_with(".rs")).map(|(name, _)| read(format!("examples/{name}"))).collect()
 }
 
 /// Returns true if the source has these lines, one after the other, all indented by the same number of spaces.

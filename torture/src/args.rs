@@ -1,5 +1,6 @@
 //! Arguments of the command line.
 
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -195,15 +196,9 @@ impl Args {
                 "--seconds" => args.duration = Duration::from_secs(number(&word, &value()?)?),
                 "--seed" => args.seed = number(&word, &value()?)?,
                 "--faults" => args.faults = value()?,
-                "--workers" => {
-                    let workers = value()?.parse().ok().filter(|count| (2..=16).contains(count));
-                    args.workers = workers.ok_or("--workers: 2 to 16")?;
-                }
+                "--workers" => args.workers = count(&word, &value()?, 2..=16)?,
                 "--cache-for-ms" => args.cache_for = Duration::from_millis(number(&word, &value()?)?),
-                "--groups" => {
-                    let groups = value()?.parse().ok().filter(|count| (0..=8).contains(count));
-                    args.groups = groups.ok_or("--groups: 0 to 8")?;
-                }
+                "--groups" => args.groups = count(&word, &value()?, 0..=8)?,
                 "--replicas" => args.replicas = replicas(&value()?)?,
                 "--plant" => args.plant = Some(value()?.parse()?),
                 "--markdown" => args.style = Style::Markdown,
@@ -226,6 +221,11 @@ impl Args {
 
 fn number(word: &str, value: &str) -> Result<u64, String> {
     value.parse().map_err(|_| format!("{word}: a number"))
+}
+
+fn count(word: &str, value: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let count = value.parse().ok().filter(|count| range.contains(count));
+    count.ok_or_else(|| format!("{word}: {} to {}", range.start(), range.end()))
 }
 
 /// Reads the replicas that must acknowledge. Each primary has one, so no other number can be met.

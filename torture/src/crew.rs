@@ -97,7 +97,8 @@ impl Crew {
         let journals: Vec<_> = state.members.iter().flatten().map(|member| member.journal.clone()).collect();
         drop(state);
         for journal in journals {
-            let is_ready = || fs::read(&journal).is_ok_and(|text| text.starts_with(b"I ") || holds(&text, b"\nI "));
+            let text = || fs::read_to_string(&journal).unwrap_or_default();
+            let is_ready = || text().lines().any(|line| line.starts_with("I "));
             wait_for("a worker that is at work", STARTING, || is_ready().then_some(()))?;
         }
         Ok(())
@@ -178,8 +179,4 @@ impl Drop for Crew {
             drop(member.child.wait());
         }
     }
-}
-
-fn holds(text: &[u8], part: &[u8]) -> bool {
-    text.windows(part.len()).any(|window| window == part)
 }

@@ -1,12 +1,16 @@
 //! Faults of servers, network and workers, and the levels that claim to survive each.
 
-use cluster_testenv::Server;
+use std::thread::sleep;
+use std::time::Duration;
+
+use cluster_testenv::{Node, Server};
 use fastrand::Rng;
 
 use crate::Result;
 use crate::args::{Args, Level};
 use crate::crew::Crew;
 use crate::field::Field;
+use crate::tasks::LOCKS;
 
 mod clocks;
 mod cluster;
@@ -16,9 +20,10 @@ mod servers;
 mod workers;
 
 /// Claim of a level about a fault, as one of the two columns in docs/GUARANTEES.md.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Column {
     /// The level survives the fault.
+    #[default]
     Left,
     /// The level does not survive the fault. The run counts violations and shows them.
     Right,
@@ -37,7 +42,33 @@ pub(crate) enum Mixes {
 pub(crate) struct Scene<'a> {
     pub(crate) field: &'a Field,
     pub(crate) crew: &'a Crew,
+    pub(crate) rng: Rng,
 }
+
+impl<'a> Scene<'a> {
+    /// Returns a server that grants a random lock.
+    fn any(&mut self) -> &'a Node {
+        let grantors = self.field.grantors(self.rng.usize(..LOCKS));
+        grantors[self.rng.usize(..grantors.len())]
+    }
+
+    fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(self.rng.u64(from..to))
+    }
+
+    fn sleep(&mut self, from_ms: u64, to_ms: u64) {
+        sleep(self.millis(from_ms, to_ms));
+    }
+}
+
+/// Gives the users of locks time to notice what has happened.
+fn done_after(span: Duration) -> Result<()> {
+    sleep(span);
+    Ok(())
+}
+
+/// Causes a fault in a scene.
+type Happen = fn(&mut Scene<'_>) -> Result<()>;
 
 /// Fault that a run can cause.
 #[derive(Clone, Copy, Debug)]
@@ -47,20 +78,22 @@ pub(crate) struct Fault {
     pub(crate) column: Column,
     pub(crate) mixes: Mixes,
     /// Causes the fault, and returns when the fault is over. The caller repairs the remains.
-    pub(crate) happen: fn(&Scene<'_>, &mut Rng) -> Result<()>,
+    pub(crate) happen: Happen,
 }
 
-const fn left(
-    name: &'static str,
-    mixes: Mixes,
-    happen: fn(&Scene<'_>, &mut Rng) -> Result<()>,
-    about: &'static str,
-) -> Fault {
-    Fault { name, about, column: Column::Left, mixes, happen }
+/// Makes a fault that the level survives.
+const fn left(name: &'static str, happen: Happen, about: &'static str) -> Fault {
+    Fault { name, about, column: Column::Left, mixes: Mixes::No, happen }
 }
 
-const fn right(name: &'static str, happen: fn(&Scene<'_>, &mut Rng) -> Result<()>, about: &'static str) -> Fault {
-    Fault { name, about, column: Column::Right, mixes: Mixes::No, happen }
+/// Makes a fault that the level survives, together with any other fault.
+const fn mixing(name: &'static str, happen: Happen, about: &'static str) -> Fault {
+    Fault { mixes: Mixes::Yes, ..left(name, happen, about) }
+}
+
+/// Makes a fault that the level does not survive.
+const fn right(name: &'static str, happen: Happen, about: &'static str) -> Fault {
+    Fault { column: Column::Right, ..left(name, happen, about) }
 }
 
 /// Returns all faults for a level.
@@ -68,7 +101,7 @@ pub(crate) fn of(level: Level, server: Server) -> Result<Vec<Fault>> {
     let own = match level {
         Level::Primary => cluster::at_primary(server)?,
         Level::Replicated => cluster::at_replicated(server)?,
-        Level::Quorum => masters::all(),
+        Level::Quorum => masters::ALL.to_vec(),
     };
     Ok([own, network::ALL.to_vec(), servers::ALL.to_vec(), workers::ALL.to_vec(), clocks::ALL.to_vec()].concat())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Node, Reply, Server, wait_for};
 
 use crate::args::Level;
-use crate::tasks::{LOCKS, lock_name};
+use crate::tasks::lock_name;
 use crate::{PREFIX, Result};
 
 /// Node timeout that is longer than any pause here. So only an order causes a failover, and a busy machine does not.
@@ -187,9 +187,5 @@ impl Field {
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn locks(&self) -> impl Iterator<Item = &'static str> {
-        (0..LOCKS).map(lock_name)
     }
 }

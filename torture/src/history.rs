@@ -273,15 +273,10 @@ pub(crate) struct History {
     pub(crate) reasons: std::collections::BTreeMap<String, usize>,
 }
 
-/// Use with an id, with the events that were parsed so far.
+/// Use with an id, as it was asked for, and its place among the uses once it is granted.
 #[derive(Clone, Debug)]
 struct Open {
-    lock: usize,
-    mode: Mode,
-    label: Box<str>,
-    group: Option<Group>,
-    origin: Origin,
-    asked: Moment,
+    used: Use,
     place: Option<usize>,
 }
 
@@ -311,20 +306,23 @@ impl History {
                     let kept = Kept { lock: used.lock, from: ended, until: used.until };
                     history.kept.extend(killed.then_some(kept));
                 }
-                None => {
-                    history.end_group(id, &open, ended, GroupEnd::CutOff);
-                    history.waits.push(Wait { lock: open.lock, group: open.group, asked: open.asked, gave_up: ended });
-                }
+                None => history.end_wait(id, &open.used, ended, GroupEnd::CutOff),
             }
         }
         Ok(history)
     }
 
     /// Adds the wait of a group when its first member ends to wait.
-    fn end_group(&mut self, id: u64, open: &Open, ended: Moment, end: GroupEnd) {
-        if open.group == Some(Group { id, patience: Patience::Waits }) {
-            self.group_waits.push(GroupWait { asked: open.asked, ended, end });
+    fn end_group(&mut self, id: u64, used: &Use, ended: Moment, end: GroupEnd) {
+        if used.group == Some(Group { id, patience: Patience::Waits }) {
+            self.group_waits.push(GroupWait { asked: used.asked, ended, end });
         }
+    }
+
+    /// Adds a wait that no grant has ended.
+    fn end_wait(&mut self, id: u64, used: &Use, gave_up: Moment, end: GroupEnd) {
+        self.end_group(id, used, gave_up, end);
+        self.waits.push(Wait { lock: used.lock, group: used.group, asked: used.asked, gave_up });
     }
 
     fn take(&mut self, words: &[&str], open: &mut std::collections::HashMap<u64, Open>) -> Option<()> {
@@ -333,42 +331,36 @@ impl History {
             "I" => self.ready = number(1),
             "Q" => self.stopped = number(1),
             how @ ("A" | "B") => {
-                let origin = if how == "A" { Origin::Granted } else { Origin::GoesOn };
-                let mode = if *words.get(4)? == "r" { Mode::Read } else { Mode::Write };
-                let lock = words.get(3)?.parse().ok()?;
-                let label = (*words.get(5).unwrap_or(&"")).into();
-                let group = words.get(6).and_then(|word| Group::parse(word));
-                open.insert(number(1)?, Open { lock, mode, label, group, origin, asked: number(2)?, place: None });
-            }
-            "W" => {
-                let (id, gave_up) = (number(1)?, number(2)?);
-                let ended = open.remove(&id)?;
-                let Open { lock, group, asked, .. } = ended;
-                self.waits.push(Wait { lock, group, asked, gave_up });
-                let end = if words.get(3) == Some(&"wait-timeout") { GroupEnd::TimedOut } else { GroupEnd::Failed };
-                self.end_group(id, &ended, gave_up, end);
-                *self.reasons.entry(words.get(3..)?.join(" ")).or_default() += 1;
-            }
-            "G" => {
-                let asked = open.get_mut(&number(1)?)?;
-                let (granted, token, until) = (number(2)?, number(3)?, number(4)?);
-                asked.place = Some(self.uses.len());
-                let Open { lock, mode, label, group, origin, asked: at, .. } = asked.clone();
-                self.end_group(number(1)?, &open[&number(1)?], granted, GroupEnd::Granted);
-                self.uses.push(Use {
-                    lock,
-                    mode,
-                    label,
-                    group,
-                    origin,
-                    token,
-                    asked: at,
-                    granted,
-                    until,
+                let used = Use {
+                    lock: words.get(3)?.parse().ok()?,
+                    mode: if *words.get(4)? == "r" { Mode::Read } else { Mode::Write },
+                    label: (*words.get(5).unwrap_or(&"")).into(),
+                    group: words.get(6).and_then(|word| Group::parse(word)),
+                    origin: if how == "A" { Origin::Granted } else { Origin::GoesOn },
+                    token: 0,
+                    asked: number(2)?,
+                    granted: 0,
+                    until: 0,
                     told: None,
                     ended: None,
                     gift: None,
-                });
+                };
+                open.insert(number(1)?, Open { used, place: None });
+            }
+            "W" => {
+                let (id, gave_up) = (number(1)?, number(2)?);
+                let end = if words.get(3) == Some(&"wait-timeout") { GroupEnd::TimedOut } else { GroupEnd::Failed };
+                self.end_wait(id, &open.remove(&id)?.used, gave_up, end);
+                *self.reasons.entry(words.get(3..)?.join(" ")).or_default() += 1;
+            }
+            "G" => {
+                let id = number(1)?;
+                let asked = open.get_mut(&id)?;
+                let (granted, token, until) = (number(2)?, number(3)?, number(4)?);
+                asked.place = Some(self.uses.len());
+                let used = Use { granted, token, until, ..asked.used.clone() };
+                self.end_group(id, &used, granted, GroupEnd::Granted);
+                self.uses.push(used);
             }
             "V" => self.uses[open.get(&number(1)?)?.place?].until = number(2)?,
             "L" => self.uses[open.remove(&number(1)?)?.place?].told = number(2),

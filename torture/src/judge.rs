@@ -49,7 +49,7 @@ pub(crate) struct Cycle {
 }
 
 /// Findings under one kind of fault.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Row {
     pub(crate) column: Column,
     pub(crate) faults: usize,
@@ -89,27 +89,7 @@ pub(crate) struct Row {
 
 impl Row {
     fn new(column: Column) -> Self {
-        Self {
-            column,
-            faults: 0,
-            grants: 0,
-            overlaps: 0,
-            token_order: 0,
-            told_late: 0,
-            passed: 0,
-            read_phases: 0,
-            write_phases: 0,
-            starved: 0,
-            lost_fenced: 0,
-            lost_unfenced: 0,
-            refused: 0,
-            losses: 0,
-            loss_told_after: Duration::ZERO,
-            stall: Duration::ZERO,
-            stall_when_well: Duration::ZERO,
-            no_progress: 0,
-            examples: BTreeMap::new(),
-        }
+        Self { column, ..Self::default() }
     }
 
     /// Number of violations, which must be zero where a level claims to survive.
@@ -351,8 +331,7 @@ impl Judge<'_> {
             grants.push(told.history.uses.iter().map(|used| used.granted).collect());
             grants.last_mut().expect("pushed").sort_unstable();
         }
-        let cycles: Vec<_> = self.cycles.to_vec();
-        for cycle in cycles.iter().filter(|cycle| cycle.over >= cycle.healed + nanos(PROGRESS)) {
+        for cycle in self.cycles.iter().filter(|cycle| cycle.over >= cycle.healed + nanos(PROGRESS)) {
             for (told, grants) in told.iter().zip(&grants) {
                 let is_there = told.history.ready.is_some_and(|ready| ready <= cycle.healed)
                     && told.ended >= cycle.healed + nanos(PROGRESS);

@@ -21,7 +21,7 @@ use crate::judge::{self, Cycle, Evidence};
 use crate::observer::Observer;
 use crate::register::Registers;
 use crate::report::{self, Aftermath};
-use crate::tasks::LOCKS;
+use crate::tasks::{LOCKS, lock_name};
 use crate::worker::Order;
 use crate::{LEASE, LONGEST_LEASE, PREFIX, Result};
 
@@ -72,7 +72,6 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let has_queues = args.groups > 0 && args.level != Level::Quorum;
     let observer = has_queues.then(|| Observer::start(field.urls()));
     sleep(if matches!(field, Field::Cluster(_)) { CALM } else { CALM_OF_MASTERS });
-    let scene = Scene { field: &field, crew: &crew };
     let mut plan = Plan::new(faults, args.seed);
     let (mut cycles, mut failed) = (Vec::new(), Vec::new());
     let over = Instant::now() + args.duration;
@@ -80,12 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     while Instant::now() < over {
         let pick = plan.next();
         println!("{:7.1} s  {}", started.elapsed().as_secs_f64(), names(&pick));
-        let (cycle, outcome) = cycle(&scene, &pick, &mut plan.rng);
+        let (cycle, outcome) = cycle(&field, &crew, &pick, &mut plan.rng);
         cycles.push(cycle);
         if let Err(error) = outcome {
             println!("           could not be done: {error}");
             failed.push(format!("{}: {error}", names(&pick)));
-            if let Err(error) = recover(&scene) {
+            if let Err(error) = recover(&field, &crew) {
                 failed.push(format!("the run was broken off: {error}"));
                 break;
             }
@@ -163,15 +162,15 @@ fn row_name(pick: &[Fault], column: Column) -> String {
 }
 
 /// Causes faults, repairs the servers, and waits until the effects are over.
-fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>) {
+fn cycle(field: &Field, crew: &Crew, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>) {
     let began = now();
-    let outcome = happen(scene, pick, rng).and_then(|()| {
-        scene.field.heal()?;
-        scene.crew.replace()
+    let outcome = happen(field, crew, pick, rng).and_then(|()| {
+        field.heal()?;
+        crew.replace()
     });
     let healed = now();
     if outcome.is_ok() {
-        sleep(settling(scene.field));
+        sleep(settling(field));
     }
     let column = pick.iter().map(|fault| fault.column).max().unwrap_or(Column::Left);
     let mixes = if pick.iter().all(|fault| fault.mixes == Mixes::Yes) { Mixes::Yes } else { Mixes::No };
@@ -180,13 +179,13 @@ fn cycle(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> (Cycle, Result<()>
 }
 
 /// Causes all picked faults at the same time.
-fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
+fn happen(field: &Field, crew: &Crew, pick: &[Fault], rng: &mut Rng) -> Result<()> {
     thread::scope(|scope| {
         let threads: Vec<_> = pick
             .iter()
             .map(|fault| {
-                let mut rng = rng.fork();
-                scope.spawn(move || (fault.happen)(scene, &mut rng))
+                let mut scene = Scene { field, crew, rng: rng.fork() };
+                scope.spawn(move || (fault.happen)(&mut scene))
             })
             .collect();
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a fault panicked")?)
@@ -194,11 +193,11 @@ fn happen(scene: &Scene<'_>, pick: &[Fault], rng: &mut Rng) -> Result<()> {
 }
 
 /// Repairs the servers after a fault that was only partly carried out.
-fn recover(scene: &Scene<'_>) -> Result<()> {
-    scene.field.nodes().iter().for_each(|node| node.proxy().cut());
-    scene.field.heal()?;
-    scene.crew.replace()?;
-    sleep(settling(scene.field));
+fn recover(field: &Field, crew: &Crew) -> Result<()> {
+    field.nodes().iter().for_each(|node| node.proxy().cut());
+    field.heal()?;
+    crew.replace()?;
+    sleep(settling(field));
     Ok(())
 }
 
@@ -227,7 +226,7 @@ fn left_over(level: Level, field: &Field) -> Result<usize> {
             Level::Quorum => Arc::new(QuorumManager::builder(field.urls()).key_prefix(PREFIX).connect().await?),
         };
         let mut left = field.endless_keys()?;
-        for name in field.locks() {
+        for name in (0..LOCKS).map(lock_name) {
             let view = locks.inspect(name).await?;
             if !view.is_free() || !view.waiters.is_empty() {
                 println!("left: {view:?}");

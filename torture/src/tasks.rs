@@ -278,10 +278,18 @@ impl Task {
 
     async fn acquire<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let visit = self.role.visit(&mut self.rng, &self.order);
+        match self.take(lock, acquire.lease(visit.lease)).await? {
+            Some((id, guard)) => self.use_it(id, lock, guard.into(), visit.stay).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for a lock. Returns its use, unless the wait has failed.
+    async fn take<G: Guard>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<Option<(u64, G)>> {
         let id = self.journal.asks(&self.label, lock, mode_of::<G>());
-        match acquire.wait_timeout(WAIT).lease(visit.lease).await {
-            Ok(guard) => self.use_it(id, lock, guard.into(), visit.stay).await,
-            Err(error) => self.failed(id, &error).await,
+        match acquire.wait_timeout(WAIT).await {
+            Ok(guard) => Ok(Some((id, guard))),
+            Err(error) => self.failed(id, &error).await.map(|()| None),
         }
     }
 
@@ -313,11 +321,8 @@ impl Task {
 
     /// Takes a write lock, and downgrades it to read.
     async fn downgrade(&mut self, lock: usize) -> Result<()> {
-        let id = self.journal.asks(&self.label, lock, Mode::Write);
-        let guard = match self.locks.write(lock_name(lock)).wait_timeout(WAIT).await {
-            Ok(guard) => guard,
-            Err(error) => return self.failed(id, &error).await,
-        };
+        let acquire = self.locks.write(lock_name(lock));
+        let Some((id, guard)) = self.take(lock, acquire).await? else { return Ok(()) };
         let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng, &self.order));
         let Some(Held::Write(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
@@ -330,11 +335,8 @@ impl Task {
 
     /// Takes a read lock, and upgrades it to write if there is no other reader.
     async fn upgrade(&mut self, lock: usize) -> Result<()> {
-        let id = self.journal.asks(&self.label, lock, Mode::Read);
-        let guard = match self.locks.read(lock_name(lock)).wait_timeout(WAIT).await {
-            Ok(guard) => guard,
-            Err(error) => return self.failed(id, &error).await,
-        };
+        let acquire = self.locks.read(lock_name(lock));
+        let Some((id, guard)) = self.take(lock, acquire).await? else { return Ok(()) };
         let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng, &self.order));
         let Some(Held::Read(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);

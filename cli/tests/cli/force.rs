@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
-use cluster_testenv::{Node, Reply, Server};
+use cluster_testenv::Reply;
 use redis_rwlock::{HoldState, LossReason};
 
-use crate::program::{PROGRAM, SERVER, at, labelled, new_name, said, until};
+use crate::program::{PROGRAM, SERVER, ask, at, labelled, new_name, said, start_node, until};
 
 /// Program `force-release` in its own terminal, after it has asked its question.
 struct Asked {
@@ -83,12 +83,12 @@ fn no_is_no() {
 
 #[test]
 fn free_lock_is_only_looked_at() {
-    let (node, name) = (Node::start(Server::Redis70).expect("it starts"), new_name());
+    let (node, name) = (start_node(), new_name());
     let scripts_of = |args: &[&str]| {
         let said = said(at(&node.url(), args));
         assert_eq!(said.code, Some(1), "{said:?}");
         let Reply::Bulk(info) = node.command(&["INFO", "commandstats"]).expect("answered") else { panic!("no text") };
-        node.command(&["CONFIG", "RESETSTAT"]).expect("answered").into_result().expect("reset");
+        ask(&node, &["CONFIG", "RESETSTAT"]);
         let info = String::from_utf8(info).expect("text");
         let of_scripts = info.lines().filter_map(|line| line.strip_prefix("cmdstat_eval")?.split_once(":calls="));
         let calls =

@@ -1,35 +1,29 @@
 //! Tests `run` with several locks: all or none, in both modes, behind others, and what the command and the user see.
 
-use redis_rwlock::blocking::RedisManager;
+use std::process::Command;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, Said, labelled, new_name, program, said, until};
+use crate::program::{
+    Folder, PROGRAM, Running, SERVER, Said, hold, is_free, labelled, new_name, output_of, parsed, program, said, until,
+    until_one_waits, view,
+};
 
-fn group(options: &[&str], locks: &[(&str, &str)], script: &str) -> Vec<String> {
-    let mut args: Vec<String> = vec!["run".to_owned()];
-    args.extend(options.iter().map(ToString::to_string));
-    args.extend(locks.iter().flat_map(|(option, name)| [option.to_string(), name.to_string()]));
-    args.extend(["--", "sh", "-c", script].map(str::to_owned));
-    args
+/// Returns the command that runs a script with several locks.
+fn group(options: &[&str], locks: &[(&str, &str)], script: &str) -> Command {
+    let mut command = program(&["run"]);
+    command.args(options).args(locks.iter().flat_map(|(option, name)| [option, name]));
+    command.args(["--", "sh", "-c", script]);
+    command
 }
 
 fn run(options: &[&str], locks: &[(&str, &str)], script: &str) -> Said {
-    let args = group(options, locks, script);
-    said(program(&args.iter().map(String::as_str).collect::<Vec<_>>()))
+    said(group(options, locks, script))
 }
 
 fn start(options: &[&str], locks: &[(&str, &str)], script: &str) -> Running {
-    let args = group(options, locks, script);
-    Running::start(program(&args.iter().map(String::as_str).collect::<Vec<_>>()))
-}
-
-fn view(name: &str) -> Value {
-    serde_json::from_str(&said(program(&["inspect", "--json", name])).out).expect("JSON")
-}
-
-fn is_free(name: &str) -> bool {
-    said(program(&["inspect", name])).code == Some(1)
+    Running::start(group(options, locks, script))
 }
 
 #[test]
@@ -47,7 +41,7 @@ fn command_holds_all_locks_in_their_modes_and_knows_the_tokens() {
         line.strip_prefix(variable).and_then(|token| token.parse::<u64>().ok()).unwrap_or_else(|| panic!("{line}"))
     };
     assert!(token(first, "RWLOCK_FENCING_TOKEN_1=") > 0 && token(second, "RWLOCK_FENCING_TOKEN_2=") > 0);
-    let mode = |text: &str| serde_json::from_str::<Value>(text).expect("JSON")["holders"][0]["mode"].clone();
+    let mode = |text: &str| parsed(text)["holders"][0]["mode"].clone();
     assert_eq!((mode(of_stock), mode(of_rates)), ("write".into(), "read".into()));
     assert!(is_free(&stock) && is_free(&rates));
 }
@@ -94,12 +88,10 @@ fn refusal_names_the_lock_and_leaves_the_others_free() {
 #[test]
 fn wait_tells_for_whom_and_starts_after_the_holder() {
     let (free, taken) = (new_name(), new_name());
-    let web = RedisManager::connect(SERVER.url()).expect("connected");
-    let guard = web.write(&taken).wait().expect("granted");
+    let guard = hold(&taken);
     let folder = Folder::new();
-    let args = group(&[], &[("--write", &free), ("--write", &taken)], "echo started");
-    let running = Running::told_in(&folder, program(&args.iter().map(String::as_str).collect::<Vec<_>>()));
-    until("it tells for whom it waits", || folder.read("err").contains(&format!("waiting for lock {taken}, held by")));
+    let running = Running::told_in(&folder, group(&[], &[("--write", &free), ("--write", &taken)], "echo started"));
+    folder.until_told(&format!("waiting for lock {taken}, held by"));
     assert!(!folder.read("err").contains(&free), "{}", folder.read("err"));
     guard.release().expect("ours to the end");
     assert_eq!(running.said().code, Some(0));
@@ -109,10 +101,9 @@ fn wait_tells_for_whom_and_starts_after_the_holder() {
 #[test]
 fn signal_during_the_wait_leaves_nothing() {
     let (first, taken) = (new_name(), new_name());
-    let web = RedisManager::connect(SERVER.url()).expect("connected");
-    let guard = web.write(&taken).wait().expect("granted");
+    let guard = hold(&taken);
     let running = start(&[], &[("--write", &first), ("--read", &taken)], "echo started");
-    until("it waits", || view(&taken)["waiters"].as_array().is_some_and(|waiters| !waiters.is_empty()));
+    until_one_waits(&taken);
     running.signal(Signal::TERM);
     assert_eq!(running.said().code, Some(128 + 15));
     assert!(is_free(&first) && view(&taken)["waiters"] == Value::Array(vec![]));
@@ -124,7 +115,7 @@ fn loss_of_one_lock_ends_the_command_and_frees_the_others() {
     let (kept, lost) = (new_name(), new_name());
     let running = start(&["--lease", "0.6"], &[("--write", &kept), ("--write", &lost)], "sleep 60");
     until("it holds the locks", || !is_free(&kept) && !is_free(&lost));
-    assert_eq!(said(program(&["force-release", "--yes", &lost])).code, Some(0));
+    assert_eq!(output_of(&["force-release", "--yes", &lost]).code, Some(0));
     let ended = running.said();
     assert_eq!(ended.code, Some(76), "{ended:?}");
     assert!(ended.err.contains(&format!("the hold of lock {lost} was lost")), "{ended:?}");
@@ -174,13 +165,13 @@ fn one_name_is_written_in_every_way_that_worked_before() {
     ] {
         let name = new_name();
         let script = format!("echo $RWLOCK_NAME; {PROGRAM} inspect --json {name}");
-        let done = said(program(&[&["run"], before, &[&name, "--", "sh", "-c", &script]].concat()));
+        let done = output_of(&[&["run"], before, &[&name, "--", "sh", "-c", &script]].concat());
         let (told, json) = done.out.split_once('\n').unwrap_or_else(|| panic!("{before:?}: {done:?}"));
-        let json: Value = serde_json::from_str(json).expect("JSON");
+        let json = parsed(json);
         assert_eq!((told, &json["holders"][0]["mode"]), (&*name, &mode.into()), "{before:?}");
     }
     let name = new_name();
-    let last = said(program(&["run", &name, "--read", "--", "true"]));
+    let last = output_of(&["run", &name, "--read", "--", "true"]);
     assert_eq!(last.code, Some(0), "{last:?}");
 }
 
@@ -201,7 +192,7 @@ fn unclear_lines_are_refused_before_anything_is_sent() {
         (&["--write", ""], 78),
         (&["--write", a, "--read", ""], 78),
     ] {
-        let refused = said(program(&[&["run", "-n"], line, &["--", "echo", "started"]].concat()));
+        let refused = output_of(&[&["run", "-n"], line, &["--", "echo", "started"]].concat());
         assert!(
             refused.code == Some(code) && refused.out.is_empty() && !refused.err.is_empty(),
             "{line:?}: {refused:?}"

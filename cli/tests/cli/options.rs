@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use cluster_testenv::{Cluster, Node, Server};
-use redis_rwlock::blocking::RedisManager;
+use cluster_testenv::{Node, Server};
 
-use crate::program::{Folder, Running, SERVER, at, new_name, program, said};
+use crate::program::{
+    Folder, Running, SERVER, at, connect, new_name, output_of, program, said, start_node, three_primaries, without_node,
+};
 
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
     let mut command = program(args);
@@ -53,12 +54,10 @@ fn password_file_is_for_all_commands() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
     let url = format!("redis://{}", server.addr());
     let (folder, name) = (Folder::new(), new_name());
-    let file = |name: &str, text: &str| {
-        fs::write(folder.path(name), text).expect("written");
-        folder.path(name).to_str().expect("text").to_owned()
-    };
-    let (password, wrong, empty) = (file("password", "s3cret\n"), file("wrong", "other\n"), file("empty", "\n"));
-    let config = file("c.json", &format!(r#"{{"topology": {{"node": "{url}"}}, "password_file": "{password}"}}"#));
+    let (password, wrong) = (folder.write("password", "s3cret\n"), folder.write("wrong", "other\n"));
+    let empty = folder.write("empty", "\n");
+    let config =
+        folder.write("c.json", &format!(r#"{{"topology": {{"node": "{url}"}}, "password_file": "{password}"}}"#));
     let commands = [
         (&["run", &name, "--", "true"][..], 0),
         (&["inspect", &name], 1),
@@ -70,8 +69,7 @@ fn password_file_is_for_all_commands() {
         let by_option = at(&url, &[&["--password-file", &password], command].concat());
         let mut by_variable = at(&url, command);
         by_variable.env("RWLOCK_PASSWORD_FILE", &password);
-        let mut by_config = at(&url, &[&["--config", &config], command].concat());
-        by_config.env_remove("RWLOCK_NODE");
+        let by_config = without_node(&[&["--config", &config], command].concat());
         for command in [by_option, by_variable, by_config] {
             let said = said(command);
             assert!(said.code == Some(code) && !said.err.contains("s3cret"), "{said:?}");
@@ -93,22 +91,15 @@ fn password_file_is_for_all_commands() {
 #[test]
 fn wrong_values_are_called_as_they_were_given() {
     let (folder, url) = (Folder::new(), SERVER.url());
-    let file = |name: &str, fields: &str| {
-        let path = folder.path(name);
-        fs::write(&path, format!(r#"{{"topology": {{"node": "{url}"}}, {fields}}}"#)).expect("written");
-        path.to_str().expect("text").to_owned()
-    };
+    let file =
+        |name: &str, fields: &str| folder.write(name, &format!(r#"{{"topology": {{"node": "{url}"}}, {fields}}}"#));
     let lease = file("lease.json", r#""lease": "1ms""#);
     let text = file("text.json", r#""lease": "soon""#);
     let unknown = file("unknown.json", r#""colour": "red""#);
     let misspelt = file("misspelt.json", r#""timestamp_clients": {"reed": "1s"}"#);
     let nested = file("nested.json", r#""durability": {"replicas": 0, "timeout": "1ms"}"#);
     let inspect = ["inspect", "x"];
-    let by_file = |file: &str| {
-        let mut command = program(&[&["--config", file][..], &inspect].concat());
-        command.env_remove("RWLOCK_NODE");
-        command
-    };
+    let by_file = |file: &str| without_node(&[&["--config", file][..], &inspect].concat());
     for (command, parts) in [
         (by_file(&lease), vec!["lease in ", "lease.json"]),
         (by_file(&text), vec!["lease in ", "text.json", "soon"]),
@@ -135,10 +126,10 @@ fn wrong_values_are_called_as_they_were_given() {
 
 #[test]
 fn advice_is_in_words_of_the_command_line() {
-    let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts");
+    let cluster = three_primaries();
     let said_at = |variable: &str, url: &str| {
-        let mut command = program(&["inspect", "x"]);
-        command.env_remove("RWLOCK_NODE").env(variable, url);
+        let mut command = without_node(&["inspect", "x"]);
+        command.env(variable, url);
         said(command)
     };
     let node = said_at("RWLOCK_NODE", &cluster.urls()[0]);
@@ -186,9 +177,9 @@ fn every_name_of_the_library_has_a_word_for_users() {
 #[test]
 fn options_of_flock_are_known() {
     let name = new_name();
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     let reader = manager.read(&name).wait().expect("granted");
-    let run = |options: &[&str]| said(program(&[&["run"][..], options, &[&name, "--", "echo", "ran"]].concat()));
+    let run = |options: &[&str]| output_of(&[&["run"][..], options, &[&name, "--", "echo", "ran"]].concat());
     let shares = run(&["-s", "-n"]);
     assert!(shares.code == Some(0) && shares.out == "ran\n", "{shares:?}");
     assert_eq!(run(&["--shared", "-n"]).code, Some(0));
@@ -218,20 +209,8 @@ fn options_of_flock_are_known() {
 }
 
 #[test]
-fn help_and_manual_of_run_have_the_exit_codes() {
-    for args in [&["help", "run"][..], &["run", "--help"], &["man", "run"], &["man"], &["--help"]] {
-        let said = said(program(args));
-        let text = said.out.replace('\\', "");
-        assert!(
-            ["69", "75", "76", "lock was lost", "trying again later"].iter().all(|part| text.contains(part)),
-            "{args:?}: {text}"
-        );
-    }
-}
-
-#[test]
 fn silent_server_and_the_lock_are_named() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     let (url, address, name) = (node.url(), format!("127.0.0.1:{}", node.port()), new_name());
     node.pause();
     for args in [&["run", "-n", &name, "--", "true"][..], &["run", &name, "--", "true"], &["inspect", &name]] {
@@ -245,7 +224,7 @@ fn silent_server_and_the_lock_are_named() {
 #[test]
 fn server_whose_silence_ends_a_command_is_named_with_the_lock() {
     for hurt in [Node::pause, Node::kill] {
-        let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+        let (node, name, folder) = (start_node(), new_name(), Folder::new());
         let args = ["run", "--lease", "2", "--grace", "0.3", &name, "--", "sh", "-c", "echo in >in; sleep 60"];
         let mut command = at(&node.url(), &args);
         command.current_dir(folder.path(""));

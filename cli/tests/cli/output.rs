@@ -6,13 +6,10 @@ use std::process::{Command, Stdio};
 use redis_rwlock::blocking::RedisManager;
 use serde_json::Value;
 
-use cluster_testenv::{Node, Server};
-
-use crate::program::{PROGRAM, Running, SERVER, at, labelled, new_name, program, said, until};
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
-}
+use crate::program::{
+    PROGRAM, Running, SERVER, ask, at, connect, hold, labelled, new_name, output_of, parsed, program, said, start_node,
+    until, until_one_waits, view,
+};
 
 /// Runs the program with a standard output that no process reads.
 fn with_closed_pipe(args: &[&str], url: &str) -> (Option<i32>, String) {
@@ -50,11 +47,11 @@ fn closed_pipe_is_no_failure() {
 
 #[test]
 fn list_in_a_pipe_to_head_is_quiet() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     // The list is longer than a pipe's buffer and than one read of `head`.
     let many =
         "for n = 1, 1000 do redis.call('HSET', 'rwlock:{' .. string.rep('x', 200) .. n .. '}:lock', 't', '7') end";
-    node.command(&["EVAL", many, "0"]).expect("answered").into_result().expect("set");
+    ask(&node, &["EVAL", many, "0"]);
     let script = format!("{PROGRAM} list | head -n 1; echo ${{PIPESTATUS[0]}}");
     let mut bash = Command::new("bash");
     bash.args(["-c", &script]).env("RWLOCK_NODE", node.url());
@@ -64,11 +61,11 @@ fn list_in_a_pipe_to_head_is_quiet() {
 
 #[test]
 fn times_in_json_are_numbers_beside_the_texts() {
-    let (name, manager) = (new_name(), RedisManager::connect(SERVER.url()).expect("connected"));
+    let (name, manager) = (new_name(), connect());
     let guard = manager.write(&name).wait().expect("granted");
     let waiter = Running::start(program(&["run", &name, "--", "true"]));
-    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
-    let look = json(&said(program(&["inspect", "--json", &name])).out);
+    until_one_waits(&name);
+    let look = view(&name);
     for (of, texts) in [(&look["holders"][0], &["age", "remaining"][..]), (&look["waiters"][0], &["waiting"])] {
         for text in texts {
             assert!(of[text].as_str().is_some_and(|text| text.ends_with('s')), "{look}");
@@ -78,21 +75,21 @@ fn times_in_json_are_numbers_beside_the_texts() {
     let left = look["holders"][0]["remaining_ms"].as_u64().expect("a number");
     assert!((1..=10_000).contains(&left), "{look}");
     // This filters as a `jq` expression of a user would.
-    let list = json(&said(program(&["list", "--json"])).out);
+    let list = parsed(&output_of(&["list", "--json"]).out);
     let held_long = |lock: &Value| {
         lock["holders"].as_array().is_some_and(|all| all.iter().any(|h| h["age_ms"].as_u64() < Some(60_000)))
     };
     assert!(list.as_array().expect("a list").iter().any(|lock| lock["name"] == *name && held_long(lock)), "{list}");
-    let ended = json(&said(program(&["force-release", "--yes", "--json", &name])).out);
+    let ended = parsed(&output_of(&["force-release", "--yes", "--json", &name]).out);
     assert!(ended[0]["age_ms"].is_u64() && ended[0]["remaining_ms"].is_u64(), "{ended}");
-    let report = json(&said(program(&["doctor", "--json"])).out);
+    let report = parsed(&output_of(&["doctor", "--json"]).out);
     assert!(report["nodes"][0]["round_trip_us"].as_u64().is_some_and(|us| us > 0), "{report}");
     drop((waiter, guard));
 }
 
 #[test]
 fn list_shows_held_ones_only_if_asked() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     let manager = RedisManager::connect(node.url()).expect("connected");
     manager.write("was-held").wait().expect("granted").release().expect("ours to the end");
     let guard = manager.write("is-held").wait().expect("granted");
@@ -100,7 +97,7 @@ fn list_shows_held_ones_only_if_asked() {
     let (all, held) = (list(&["list"]), list(&["list", "--held"]));
     assert!(all.out.contains("is-held") && all.out.contains("was-held"), "{all:?}");
     assert!(held.code == Some(0) && held.out.contains("is-held") && !held.out.contains("was-held"), "{held:?}");
-    let held = json(&list(&["list", "--held", "--json"]).out);
+    let held = parsed(&list(&["list", "--held", "--json"]).out);
     assert_eq!((held.as_array().expect("a list").len(), held[0]["name"].as_str()), (1, Some("is-held")));
     guard.release().expect("ours to the end");
 }
@@ -108,9 +105,8 @@ fn list_shows_held_ones_only_if_asked() {
 #[test]
 fn lock_that_was_never_there_is_told_from_one_that_is_free() {
     let (never, once) = (new_name(), new_name());
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
-    manager.write(&once).wait().expect("granted").release().expect("ours to the end");
-    let (never, once) = (said(program(&["inspect", &never])), said(program(&["inspect", &once])));
+    hold(&once).release().expect("ours to the end");
+    let (never, once) = (output_of(&["inspect", &never]), output_of(&["inspect", &once]));
     assert!(never.code == Some(1) && never.out.contains("the server knows nothing of it"), "{never:?}");
     assert!(
         once.code == Some(1) && once.out.contains("is free, last token") && !once.out.contains("knows nothing"),
@@ -120,12 +116,11 @@ fn lock_that_was_never_there_is_told_from_one_that_is_free() {
 
 #[test]
 fn odd_keys_hide_no_other_lock() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     let manager = RedisManager::connect(node.url()).expect("connected");
     let guard = manager.write("good").wait().expect("granted");
-    let set = |words: &[&str]| node.command(words).expect("answered").into_result().expect("set");
-    set(&["SET", "rwlock:{another-type}:lock", "x"]);
-    set(&["HSET", "rwlock:{another-layout}:lock", "t", "7", "h", "1 w 9999999999999 1 1 old.0:1"]);
+    ask(&node, &["SET", "rwlock:{another-type}:lock", "x"]);
+    ask(&node, &["HSET", "rwlock:{another-layout}:lock", "t", "7", "h", "1 w 9999999999999 1 1 old.0:1"]);
     for args in [&["list"][..], &["list", "--held"]] {
         let list = said(at(&node.url(), args));
         assert_eq!(list.code, Some(77), "{list:?}");
@@ -139,7 +134,7 @@ fn odd_keys_hide_no_other_lock() {
         assert!(list.out.contains("foreign key") && list.out.contains("other version"), "{list:?}");
     }
     let list = said(at(&node.url(), &["list", "--json"]));
-    let locks = json(&list.out);
+    let locks = parsed(&list.out);
     let find =
         |name: &str| locks.as_array().expect("a list").iter().find(|lock| lock["name"] == *name).expect("it is there");
     assert_eq!((list.code, find("good")["holders"][0]["mode"].as_str()), (Some(77), Some("write")));
@@ -148,7 +143,7 @@ fn odd_keys_hide_no_other_lock() {
     let mut top = at(&node.url(), &["top", "--json"]).stdout(Stdio::piped()).spawn().expect("it starts");
     let (mut line, mut out) = (String::new(), BufReader::new(top.stdout.take().expect("piped")));
     out.read_line(&mut line).expect("text");
-    assert_eq!(json(&line).as_array().map(Vec::len), Some(3), "{line}");
+    assert_eq!(parsed(&line).as_array().map(Vec::len), Some(3), "{line}");
     drop(out);
     until("the end of top, which nobody reads", || top.try_wait().expect("it is ours").is_some());
     guard.release().expect("ours to the end");
@@ -157,7 +152,7 @@ fn odd_keys_hide_no_other_lock() {
 /// Tests names and labels with invisible characters that change how a line is read.
 #[test]
 fn nothing_of_names_and_labels_acts_on_the_terminal() {
-    let node = Node::start(Server::Redis70).expect("it starts");
+    let node = start_node();
     let bad = [
         '\u{1b}',
         '\u{9b}',
@@ -177,7 +172,7 @@ fn nothing_of_names_and_labels_acts_on_the_terminal() {
     let (name, label) = (format!("lo{all}ck"), format!("bi{of_labels}lling"));
     let manager = labelled(&node, &label);
     let guard = manager.write(&name).wait().expect("granted");
-    node.command(&["SET", &format!("rwlock:{{{all}}}:lock"), "x"]).expect("answered").into_result().expect("set");
+    ask(&node, &["SET", &format!("rwlock:{{{all}}}:lock"), "x"]);
     let clean = |what: &str, text: &str| {
         assert!(!text.contains(bad), "{what}: {text:?}");
         assert!(!what.starts_with("text") || text.contains("\\u{202e}"), "{what}: {text:?}");
@@ -189,7 +184,7 @@ fn nothing_of_names_and_labels_acts_on_the_terminal() {
         clean("json", &format!("{}{}", text.out, text.err));
     }
     // The JSON keeps its meaning.
-    let look = json(&said(at(&node.url(), &["--json", "inspect", &name])).out);
+    let look = parsed(&said(at(&node.url(), &["--json", "inspect", &name])).out);
     assert_eq!((look["name"].as_str(), look["holders"][0]["label"].as_str()), (Some(&*name), Some(&*label)));
     let mut waiting =
         at(&node.url(), &["run", "-w", "3", &name, "--", "true"]).stderr(Stdio::piped()).spawn().expect("it starts");

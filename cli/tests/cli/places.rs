@@ -10,10 +10,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use cluster_testenv::Proxy;
-use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, new_name, send, until};
+use crate::program::{Folder, PROGRAM, Running, SERVER, connect, hold, new_name, send, until_one_waits};
 
 /// Command of a line.
 const JOB: &str = "sh -c 'echo inside >>jobs'";
@@ -137,7 +136,7 @@ impl Line {
 
 /// Asserts that neither a holder nor a waiter is left.
 fn nothing_is_left(name: &str, case: &str) {
-    let view = RedisManager::connect(SERVER.url()).expect("connected").inspect(name).expect("inspected");
+    let view = connect().inspect(name).expect("inspected");
     assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
 }
 
@@ -147,7 +146,7 @@ fn every_line_works_behind_a_holder(place: Place) {
     if !place.is_there() {
         return;
     }
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     let started = lines().into_iter().map(|line| {
         let (name, folder) = (new_name(), Folder::new());
         let guard = manager.write(&name).wait().expect("granted");
@@ -163,7 +162,7 @@ fn every_line_works_behind_a_holder(place: Place) {
             assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
             guard.release().expect("ours to the end");
         } else {
-            until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+            until_one_waits(&name);
             guard.release().expect("ours to the end");
             let said = running.said();
             assert_eq!(said.code, Some(0), "{case}: {said:?} {}", folder.read("err"));
@@ -178,7 +177,7 @@ fn every_line_ends_by_a_signal(place: Place) {
     if !place.is_there() {
         return;
     }
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     for line in lines().into_iter().filter(|line| !line.is_busy) {
         let (name, folder) = (new_name(), Folder::new());
         let running = place.start(&line.with(&name, PATIENT_JOB), &folder);
@@ -261,7 +260,7 @@ fn signal_that_was_ignored_at_the_start_ends_no_command() {
         // Signals that are not ignored arrive. `run` forwards this one after the other one.
         send(Signal::USR1, pid);
         folder.line("heard");
-        fs::write(folder.path("go"), "").expect("written");
+        folder.write("go", "");
         let said = running.said();
         assert_eq!(said.code, Some(0), "{place:?}: {said:?} {}", folder.read("err"));
         assert_eq!(folder.read("jobs"), "inside\n", "{place:?}");
@@ -271,12 +270,11 @@ fn signal_that_was_ignored_at_the_start_ends_no_command() {
 
 #[test]
 fn signal_that_was_ignored_at_the_start_ends_no_wait() {
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
     for (place, signal) in deaf_places() {
         let (name, folder) = (new_name(), Folder::new());
-        let guard = manager.write(&name).wait().expect("granted");
+        let guard = hold(&name);
         let running = place.start(&format!("{PROGRAM} run {name} -- {JOB}"), &folder);
-        until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+        until_one_waits(&name);
         send(signal, pid_of(&name));
         guard.release().expect("ours to the end");
         let said = running.said();
@@ -295,7 +293,7 @@ fn process_1_takes_ended_orphans_away() {
     let orphans = "for i in 1 2 3 4 5 6 7 8 9 10; do sh -c 'sleep 0.01 & echo made >>made'; done";
     let are_there = "grep -qs '^Name:.sleep' /proc/[0-9]*/status";
     let job = format!("{orphans}; while {are_there}; do sleep 0.02; done; echo inside >>jobs");
-    fs::write(folder.path("job"), job).expect("written");
+    folder.write("job", &job);
     let running = Place::ProcessOne.start(&format!("exec {PROGRAM} run {name} -- sh job"), &folder);
     let said = running.said();
     assert_eq!(said.code, Some(0), "{said:?} {}", folder.read("err"));

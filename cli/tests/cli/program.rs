@@ -9,16 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use cluster_testenv::{Node, Server};
-use redis_rwlock::blocking::RedisManager;
+use cluster_testenv::{Cluster, Node, Reply, Server};
+use redis_rwlock::blocking::{RedisManager, WriteGuard};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_redis-rwlock");
 /// Limit of all waits in the cases, far longer than any of them needs.
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Shared server for cases that do not disturb it.
-pub(crate) static SERVER: LazyLock<Node> = LazyLock::new(|| Node::start(Server::Redis70).expect("the server starts"));
+pub(crate) static SERVER: LazyLock<Node> = LazyLock::new(start_node);
 
 /// Returns a lock's name that no other case uses.
 pub(crate) fn new_name() -> String {
@@ -41,8 +42,15 @@ pub(crate) fn program(args: &[&str]) -> Command {
 
 /// Returns a command of the program with this server.
 pub(crate) fn at(url: &str, args: &[&str]) -> Command {
+    let mut command = without_node(args);
+    command.env("RWLOCK_NODE", url);
+    command
+}
+
+/// Returns the program without a server in its environment.
+pub(crate) fn without_node(args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
-    command.args(args).env("RWLOCK_NODE", url).stdin(Stdio::null());
+    command.args(args).stdin(Stdio::null());
     command
 }
 
@@ -50,6 +58,39 @@ pub(crate) fn at(url: &str, args: &[&str]) -> Command {
 pub(crate) fn labelled(node: &Node, label: &str) -> RedisManager {
     let builder = redis_rwlock::RedisManager::builder(node.url()).label(label);
     RedisManager::connect_with(builder).expect("connected")
+}
+
+/// Starts a server for one test.
+pub(crate) fn start_node() -> Node {
+    Node::start(Server::Redis70).expect("the server starts")
+}
+
+pub(crate) fn three_primaries() -> Cluster {
+    Cluster::builder(Server::Redis70).primaries(3).replicas(0).start().expect("it starts")
+}
+
+/// Sends a command that the server carries out.
+pub(crate) fn ask(node: &Node, command: &[&str]) -> Reply {
+    node.command(command).and_then(Reply::into_result).expect("answered")
+}
+
+/// Takes a lock to write, by a manager of this process.
+pub(crate) fn hold(name: &str) -> WriteGuard {
+    connect().write(name).wait().expect("granted")
+}
+
+/// Connects a manager to the server that all tests share.
+pub(crate) fn connect() -> RedisManager {
+    RedisManager::connect(SERVER.url()).expect("connected")
+}
+
+pub(crate) fn is_free(name: &str) -> bool {
+    connect().inspect(name).expect("inspected").is_free()
+}
+
+pub(crate) fn until_one_waits(name: &str) {
+    let manager = connect();
+    until("it waits", || manager.inspect(name).expect("inspected").waiters.len() == 1);
 }
 
 /// Output and exit code of a program that has ended.
@@ -64,6 +105,19 @@ pub(crate) fn said(mut command: Command) -> Said {
     let output = command.output().expect("it starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+pub(crate) fn output_of(args: &[&str]) -> Said {
+    said(program(args))
+}
+
+/// Returns the view of a lock that the program prints for other programs.
+pub(crate) fn view(name: &str) -> Value {
+    parsed(&output_of(&["inspect", "--json", name]).out)
+}
+
+pub(crate) fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"))
 }
 
 pub(crate) fn send(signal: Signal, pid: i32) {
@@ -140,6 +194,12 @@ impl Folder {
         self.0.join(name)
     }
 
+    /// Writes a file, and returns its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
+        fs::write(self.path(name), text).expect("written");
+        self.path(name).to_str().expect("text").to_owned()
+    }
+
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
@@ -148,6 +208,11 @@ impl Folder {
     pub(crate) fn line(&self, name: &str) -> String {
         until(name, || self.read(name).contains('\n'));
         self.read(name).lines().next().expect("a line").to_owned()
+    }
+
+    /// Waits until a program that writes its errors here has told this.
+    pub(crate) fn until_told(&self, part: &str) {
+        until(part, || self.read("err").contains(part));
     }
 
     /// Waits until the process has gone whose id a command has written.

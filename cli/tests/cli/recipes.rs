@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use cluster_testenv::{Node, Server};
+use cluster_testenv::Node;
 
-use crate::program::{Folder, PROGRAM, Said, said};
+use crate::program::{Folder, PROGRAM, Said, said, start_node};
 
 /// Returns the commands in the tables and blocks of the document that begin with this word.
 fn commands(first: &str) -> Vec<&'static str> {
@@ -48,7 +48,7 @@ fn expected(command: &str) -> String {
 
 #[test]
 fn commands_of_the_recipes_run() {
-    let (node, folder) = (Node::start(Server::Redis70).expect("the server starts"), folder());
+    let (node, folder) = (start_node(), folder());
     for command in commands("redis-rwlock").into_iter().chain(commands("flock")) {
         let done = typed(command, &node, &folder);
         assert_eq!((done.code, &*done.out), (Some(0), &*expected(command)), "{command}: {done:?}");
@@ -57,7 +57,7 @@ fn commands_of_the_recipes_run() {
 
 #[test]
 fn commands_that_do_not_wait_are_refused_while_another_one_holds_the_lock() {
-    let (node, folder) = (Node::start(Server::Redis70).expect("the server starts"), folder());
+    let (node, folder) = (start_node(), folder());
     for (first, holder, code) in
         [("redis-rwlock", "redis-rwlock run report -- sh -c", 75), ("flock", "flock report.lock -c", 1)]
     {

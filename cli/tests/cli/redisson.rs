@@ -2,29 +2,29 @@
 
 use redis_rwlock::blocking::RedissonManager;
 
-use crate::program::{SERVER, new_name, program, said};
+use crate::program::{SERVER, new_name, output_of, program, said};
 
 #[test]
 fn lock_of_redisson_is_taken_shown_and_ended() {
     let name = new_name();
     let manager = RedissonManager::connect(SERVER.url()).expect("connected");
-    let held = said(program(&["--manager", "redisson", "run", &name, "--", "sh", "-c", "echo $RWLOCK_FENCING_TOKEN"]));
+    let held = output_of(&["--manager", "redisson", "run", &name, "--", "sh", "-c", "echo $RWLOCK_FENCING_TOKEN"]);
     assert_eq!(held.code, Some(0), "{held:?}");
     let token: u64 = held.out.trim().parse().expect("a token");
 
     let guard = manager.write(&name).wait().expect("granted");
     assert!(u64::from(guard.fencing_token()) > token, "both are of the same lock");
-    let busy = said(program(&["--manager", "redisson", "run", "--no-wait", &name, "--", "true"]));
+    let busy = output_of(&["--manager", "redisson", "run", "--no-wait", &name, "--", "true"]);
     assert_eq!(busy.code, Some(75), "{busy:?}");
-    let free = said(program(&["inspect", &name]));
+    let free = output_of(&["inspect", &name]);
     assert_eq!(free.code, Some(1), "the lock of this crate's own format is free: {free:?}");
     let mut by_environment = program(&["inspect", &name, "--json"]);
     by_environment.env("RWLOCK_MANAGER", "redisson");
     let shown = said(by_environment);
     assert!(shown.code == Some(0) && shown.out.contains(r#""mode":"write""#), "{shown:?}");
-    let listed = said(program(&["--manager", "redisson", "list"]));
+    let listed = output_of(&["--manager", "redisson", "list"]);
     assert!(listed.out.contains(&name), "{listed:?}");
-    let ended = said(program(&["--manager", "redisson", "force-release", "--yes", &name]));
+    let ended = output_of(&["--manager", "redisson", "force-release", "--yes", &name]);
     assert!(ended.code == Some(0) && ended.out.contains("ended the write hold"), "{ended:?}");
     guard.release().expect_err("an operator has ended it");
 }
@@ -32,7 +32,7 @@ fn lock_of_redisson_is_taken_shown_and_ended() {
 #[test]
 fn what_does_not_go_with_redisson_is_refused() {
     let refused = |args: &[&str]| {
-        let said = said(program(&[&["--manager", "redisson"], args].concat()));
+        let said = output_of(&[&["--manager", "redisson"], args].concat());
         (said.code, said.err)
     };
     let (code, why) = refused(&["doctor"]);

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
-use serde_json::Value;
 
-use crate::program::{Running, SERVER, Said, new_name, program, said, until};
+use crate::program::{Running, Said, is_free, new_name, output_of, program, until, view};
 
 /// Longer than any case.
 const LONG: &str = "300";
@@ -14,11 +12,7 @@ const LONG: &str = "300";
 /// Runs a shell script as a cron job of one of several machines does.
 fn job(options: &[&str], name: &str, script: &str) -> Said {
     let args = [&["run", "-n"], options, &[name, "--", "sh", "-c", script]].concat();
-    said(program(&args))
-}
-
-fn is_free(name: &str) -> bool {
-    said(program(&["inspect", name])).code == Some(1)
+    output_of(&args)
 }
 
 #[test]
@@ -29,19 +23,19 @@ fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
     let second = job(&["--at-least", LONG], &name, "echo and by the second");
     assert_eq!((second.code, &*second.out), (Some(75), ""), "{second:?}");
 
-    let people = said(program(&["inspect", &name]));
+    let people = output_of(&["inspect", &name]);
     let line = people.out.lines().find(|line| line.starts_with("done")).expect("a line");
     assert!(people.code == Some(0) && line.contains("web-1") && line.contains("free in "), "{people:?}");
-    let list = said(program(&["list", "--held"]));
+    let list = output_of(&["list", "--held"]);
     let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
     assert!(line.contains(" done ") && line.contains("web-1"), "{line}");
-    let json: Value = serde_json::from_str(&said(program(&["inspect", "--json", &name])).out).expect("JSON");
+    let json = view(&name);
     assert_eq!((&json["holders"][0]["resting"], &json["holders"][0]["label"]), (&true.into(), &"web-1".into()));
     assert!(json["holders"][0]["remaining_ms"].as_u64() > Some(200_000), "{json}");
 
-    let waits = said(program(&["run", "-w", "2.5", &name, "--", "true"]));
+    let waits = output_of(&["run", "-w", "2.5", &name, "--", "true"]);
     assert!(waits.code == Some(75) && waits.err.contains("web-1 (done, free in 29"), "{waits:?}");
-    assert_eq!(said(program(&["force-release", "--yes", &name])).code, Some(0));
+    assert_eq!(output_of(&["force-release", "--yes", &name]).code, Some(0));
     assert!(is_free(&name));
 }
 
@@ -49,7 +43,7 @@ fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
 fn one_that_waits_starts_after_the_rest() {
     let (name, began) = (new_name(), Instant::now());
     assert_eq!(job(&["--at-least", "1.5"], &name, "true").code, Some(0));
-    assert_eq!(said(program(&["run", "-w", "20", &name, "--", "true"])).code, Some(0));
+    assert_eq!(output_of(&["run", "-w", "20", &name, "--", "true"]).code, Some(0));
     assert!(began.elapsed() >= Duration::from_millis(1_500), "{:?}", began.elapsed());
     assert!(is_free(&name), "it asked for no rest");
 }
@@ -75,26 +69,13 @@ fn machine_that_dies_during_its_job_leaves_the_lock_taken() {
     let running = Running::start(program(&args));
     until("it holds the lock", || !is_free(&name));
     until("the guard is armed", || {
-        let json: Value = serde_json::from_str(&said(program(&["inspect", "--json", &name])).out).expect("JSON");
+        let json = view(&name);
         json["holders"][0]["remaining_ms"].as_u64() > Some(200_000)
     });
     running.signal(Signal::KILL);
     // Time itself is what is waited for: several leases.
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(job(&["--at-least", LONG], &name, "true").code, Some(75));
-}
-
-#[test]
-fn signal_before_the_grant_leaves_no_rest() {
-    let name = new_name();
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
-    let guard = manager.write(&name).wait().expect("granted");
-    let running = Running::start(program(&["run", "--at-least", LONG, &name, "--", "true"]));
-    until("it waits", || !manager.inspect(&name).expect("answered").waiters.is_empty());
-    running.signal(Signal::TERM);
-    assert_eq!(running.said().code, Some(128 + 15));
-    guard.release().expect("ours to the end");
-    assert!(is_free(&name));
 }
 
 #[test]

@@ -1,15 +1,13 @@
 //! Tests the end and the signals of a command of `run`, and that no process of it outlives the lock.
 
-use std::fs;
 use std::process::Command;
-use std::time::Duration;
 
-use cluster_testenv::{Node, Proxy, Server};
-use redis_rwlock::blocking::RedisManager;
+use cluster_testenv::{Node, Server};
 use rustix::process::Signal;
 
 use crate::program::{
-    Folder, PROGRAM, Running, SERVER, at, labelled, new_name, program, said, send, until, wall_clock,
+    Folder, PROGRAM, Running, SERVER, at, connect, is_free, labelled, new_name, output_of, parsed, program, said, send,
+    start_node, until, until_one_waits, wall_clock,
 };
 
 /// Returns a command that runs a shell script under a lock.
@@ -20,10 +18,6 @@ fn run<'a>(name: &'a str, script: &'a str) -> Command {
 fn in_folder(mut command: Command, folder: &Folder) -> Command {
     command.current_dir(folder.path(""));
     command
-}
-
-fn is_free(name: &str) -> bool {
-    said(program(&["inspect", name])).code == Some(1)
 }
 
 #[test]
@@ -71,7 +65,7 @@ fn command_gets_no_variable_with_a_password() {
 fn no_command_line_has_a_password() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
     let (folder, name) = (Folder::new(), new_name());
-    std::fs::write(folder.path("password"), "s3cret").expect("written");
+    folder.write("password", "s3cret");
     let without = server.url().replace(":s3cret@", "");
     let script = "tr '\\0' ' ' </proc/$$/cmdline; tr '\\0' ' ' </proc/$PPID/cmdline";
     let by_variable = {
@@ -96,7 +90,7 @@ fn no_command_line_has_a_password() {
 fn readers_share_and_writers_do_not() {
     let name = new_name();
     let nested = |mode| format!("{PROGRAM} run --no-wait {mode} {name} -- true");
-    let code = |mode: &str, script: &str| said(program(&["run", mode, &name, "--", "sh", "-c", script])).code;
+    let code = |mode: &str, script: &str| output_of(&["run", mode, &name, "--", "sh", "-c", script]).code;
     assert_eq!(code("--read", &nested("--read")), Some(0));
     assert_eq!(code("--read", &nested("--write")), Some(75));
     assert_eq!(code("--write", &nested("--read")), Some(75));
@@ -109,8 +103,8 @@ fn readers_share_and_writers_do_not() {
 fn killed_command_and_one_that_is_not_there_are_told() {
     let name = new_name();
     assert_eq!(said(run(&name, "kill -KILL $$")).code, Some(137));
-    assert_eq!(said(program(&["run", &name, "--", "/nowhere/at/all"])).code, Some(127));
-    assert_eq!(said(program(&["run", &name, "--", "/dev/null"])).code, Some(126));
+    assert_eq!(output_of(&["run", &name, "--", "/nowhere/at/all"]).code, Some(127));
+    assert_eq!(output_of(&["run", &name, "--", "/dev/null"]).code, Some(126));
     assert!(is_free(&name));
 }
 
@@ -123,7 +117,7 @@ fn wrong_command_lines_are_told_and_start_nothing() {
         (&["run", "--lease", "1ms", "--grace", "0ms", "x", "--", "true"], 78, "lease"),
         (&["run", "", "--", "true"], 78, "name"),
     ] {
-        let said = said(program(args));
+        let said = output_of(args);
         assert_eq!(said.code, Some(code), "{args:?}: {said:?}");
         assert!(said.err.contains(part), "{args:?}: {said:?}");
     }
@@ -177,15 +171,18 @@ fn sighup_reaches_the_command() {
 
 #[test]
 fn signal_ends_waiting_and_nothing_waits_any_more() {
-    let name = new_name();
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
-    let guard = manager.write(&name).wait().expect("granted");
-    let running = Running::start(run(&name, "true"));
-    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
-    running.signal(Signal::TERM);
-    assert_eq!(running.said().code, Some(143));
-    assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
-    guard.release().expect("ours to the end");
+    let manager = connect();
+    for options in [&[][..], &["--at-least", "300"]] {
+        let name = new_name();
+        let guard = manager.write(&name).wait().expect("granted");
+        let running = Running::start(with_options(&SERVER.url(), options, &name));
+        until_one_waits(&name);
+        running.signal(Signal::TERM);
+        assert_eq!(running.said().code, Some(143));
+        assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
+        guard.release().expect("ours to the end");
+        assert!(is_free(&name), "no rest either");
+    }
 }
 
 #[test]
@@ -276,7 +273,7 @@ fn nothing_ran_after(folder: &Folder, end: u128) {
 }
 
 fn nothing_outlives_the_lock_when(hurt: impl FnOnce(&Node)) {
-    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
+    let (node, name, folder) = (start_node(), new_name(), Folder::new());
     let running = stubborn(&node, &name, SHORT, &folder);
     hurt(&node);
     // The last renewal with an answer was sent before this moment.
@@ -326,7 +323,7 @@ fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
         let running = stubborn(&SERVER, &name, SHORT, &folder);
         let [first] = running.watchdogs()[..] else { panic!("there is one watchdog") };
         send(hurt, first);
-        until(told, || folder.read("err").contains(told));
+        folder.until_told(told);
         running.signal(then);
         let end = wall_clock() + SHORT_NS;
         nothing_ran_after(&folder, end);
@@ -362,7 +359,7 @@ fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
         send(Signal::KILL, watchdogs[0]);
         until("it is told", || folder.read("err").matches("another one watches").count() == round);
     }
-    fs::write(folder.path("go"), "").expect("written");
+    folder.write("go", "");
     assert_eq!(running.said().code, Some(3));
     assert!(is_free(&name));
 }
@@ -377,55 +374,47 @@ fn stop_of_the_command_is_told_and_its_end_too() {
         send(signal, pid);
         let word = if signal == Signal::STOP { "SIGSTOP" } else { "SIGTSTP" };
         let told = format!("lock {name} is kept, but the command is stopped by {word}: SIGCONT lets it go on");
-        until("the stop is told", || folder.read("err").contains(&told));
+        folder.until_told(&told);
         assert!(!is_free(&name));
         let before = folder.read("err").matches("the command goes on").count();
         send(Signal::CONT, pid);
         until("its end is told", || folder.read("err").matches("the command goes on").count() == before + 1);
     }
-    fs::write(folder.path("go"), "").expect("written");
+    folder.write("go", "");
     assert_eq!(running.said().code, Some(3));
     assert!(is_free(&name));
 }
 
 #[test]
-fn stopped_command_can_tidy_up_when_the_lock_is_not_confirmed() {
-    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
-    let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >pid; while :; do sleep 0.02; done";
-    let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
-    let running = Running::told_in(&folder, in_folder(at(&node.url(), &args), &folder));
-    let pid: i32 = folder.line("pid").parse().expect("a process id");
-    send(Signal::STOP, pid);
-    until("the stop is told", || folder.read("err").contains("stopped by SIGSTOP"));
-    node.pause();
-    assert_eq!((running.said().code, &*folder.read("heard")), (Some(76), "bye\n"));
-}
-
-#[test]
-fn command_has_the_grace_to_end_by_itself() {
-    let (node, name, folder) = (Node::start(Server::Redis70).expect("it starts"), new_name(), Folder::new());
-    let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >ready; while :; do sleep 0.02; done";
-    let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
-    let running = Running::start(in_folder(at(&node.url(), &args), &folder));
-    folder.line("ready");
-    node.pause();
-    let said = running.said();
-    // The command did not finish its work, so its own exit code does not count.
-    assert_eq!((said.code, &*folder.read("heard")), (Some(76), "bye\n"), "{said:?}");
+fn command_has_the_grace_to_tidy_up_even_if_it_is_stopped() {
+    for is_stopped in [false, true] {
+        let (node, name, folder) = (start_node(), new_name(), Folder::new());
+        let script = "trap 'echo bye >heard; exit 0' TERM; echo $$ >pid; while :; do sleep 0.02; done";
+        let args = ["run", "--lease", SHORT, "--grace", "800ms", &name, "--", "sh", "-c", script];
+        let running = Running::told_in(&folder, in_folder(at(&node.url(), &args), &folder));
+        let pid: i32 = folder.line("pid").parse().expect("a process id");
+        if is_stopped {
+            send(Signal::STOP, pid);
+            folder.until_told("stopped by SIGSTOP");
+        }
+        node.pause();
+        // The command did not finish its work, so its own exit code does not count.
+        assert_eq!((running.said().code, &*folder.read("heard")), (Some(76), "bye\n"));
+    }
 }
 
 #[test]
 fn lock_that_is_taken_away_ends_the_command_at_once() {
     let (name, folder) = (new_name(), Folder::new());
     let running = stubborn(&SERVER, &name, LONG, &folder);
-    let forced = said(program(&["--json", "force-release", "--yes", &name]));
+    let forced = output_of(&["--json", "force-release", "--yes", &name]);
     assert!(forced.code == Some(0) && forced.out.contains(r#""mode":"write""#), "{forced:?}");
     let said = running.said();
     assert_eq!(said.code, Some(76), "{said:?}");
     assert!(folder.read("err").contains("by force"), "{}", folder.read("err"));
     folder.gone("pid");
     folder.gone("below.pid");
-    assert_eq!(crate::program::said(program(&["force-release", "--yes", &name])).code, Some(1));
+    assert_eq!(crate::program::output_of(&["force-release", "--yes", &name]).code, Some(1));
 }
 
 #[test]
@@ -545,8 +534,44 @@ fn command_runs_to_its_end_when_the_server_is_slow() {
 }
 
 #[test]
+fn refused_run_names_the_holder() {
+    let name = new_name();
+    // This character would turn the rest of the line around.
+    let manager = labelled(&SERVER, "web\u{202e}12");
+    let guard = manager.write(&name).wait().expect("granted");
+    for options in [&["-n"][..], &["-w", "0.1"], &["--read", "-n"], &["-n", "--json"]] {
+        let said = said(with_options(&SERVER.url(), options, &name));
+        assert_eq!((said.code, &*said.out), (Some(75), ""), "{options:?}: {said:?}");
+        assert!(said.err.contains("u{202e}12") && !said.err.contains('\u{202e}'), "{options:?}: {said:?}");
+        assert!(said.err.contains("(write, for ") && said.err.contains(" left)"), "{options:?}: {said:?}");
+    }
+    guard.release().expect("ours to the end");
+}
+
+#[test]
+fn note_is_shown_while_the_command_runs() {
+    let name = new_name();
+    let note = "deploy 4711\u{1b}[31m\u{202e} with more words than a row of a table has room for";
+    let script = format!("{PROGRAM} inspect {name}; {PROGRAM} list --held; {PROGRAM} inspect --json {name}");
+    let shows = said(at(&SERVER.url(), &["run", "--note", note, &name, "--", "sh", "-c", &script]));
+    assert_eq!(shows.code, Some(0), "{shows:?}");
+    let shown = "deploy 4711\\u{1b}[31m\\u{202e} with more words than a row of a table has room for";
+    assert!(shows.out.lines().any(|line| line.starts_with("note of ") && line.ends_with(shown)), "{}", shows.out);
+    let row = shows.out.lines().find(|line| line.starts_with(&format!("{name}  write"))).expect("a row of the list");
+    assert!(row.contains("deploy 4711\\u{1b}[31m\\u{202e} with") && row.ends_with('…'), "{row}");
+    assert!(!shows.out.contains(['\u{1b}', '\u{202e}']), "{}", shows.out);
+    let json = shows.out.lines().last().expect("JSON");
+    let view = parsed(json);
+    assert_eq!(view["holders"][0]["note"].as_str(), Some(note));
+    assert!(is_free(&name));
+    let long = "x".repeat(4097);
+    let refused = said(at(&SERVER.url(), &["run", "--note", &long, &name, "--", "true"]));
+    assert!(refused.code == Some(78) && refused.err.contains("4096 are allowed"), "{refused:?}");
+}
+
+#[test]
 fn default_grace_fits_a_short_lease() {
-    let (name, manager) = (new_name(), RedisManager::connect(SERVER.url()).expect("connected"));
+    let (name, manager) = (new_name(), connect());
     let guard = manager.write(&name).wait().expect("granted");
     for lease in ["250ms", "600ms", "1s"] {
         // The machine may be too slow for such a lease, which does not matter here. The case only checks that the
@@ -556,13 +581,13 @@ fn default_grace_fits_a_short_lease() {
     }
     guard.release().expect("ours to the end");
     // A grace from the user has to fit.
-    let refused = said(program(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]));
+    let refused = output_of(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]);
     assert!(refused.code == Some(2) && refused.err.contains("174ms is the most"), "{refused:?}");
 }
 
 #[test]
 fn who_gives_up_leaves_nothing() {
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     let mut waits = Vec::new();
     for round in 0..10 {
         for options in [&["--wait", "300ms"][..], &["--read", "--wait", "300ms"], &["--no-wait"], &["--wait", "0s"]] {
@@ -579,6 +604,6 @@ fn who_gives_up_leaves_nothing() {
         let view = manager.inspect(&name).expect("inspected");
         assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
         guard.release().expect("ours to the end");
-        nothing_is_left(&manager, &name, &case);
+        assert!(is_free(&name), "{case}");
     }
 }

@@ -3,9 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use redis_rwlock::blocking::RedisManager;
-
-use crate::program::{Folder, PROGRAM, SERVER, new_name, until};
+use crate::program::{Folder, PROGRAM, SERVER, connect, hold, is_free, new_name, until};
 
 /// Terminal with a shell in it, which ends with the case.
 pub(crate) struct Terminal {
@@ -47,6 +45,10 @@ impl Terminal {
         self.presses("Enter");
     }
 
+    fn enters(&self, folder: &Folder) {
+        self.types(&format!("clear; cd {}", folder.path("").display()));
+    }
+
     pub(crate) fn presses(&self, key: &str) {
         self.tmux(&["send-keys", key]);
     }
@@ -73,11 +75,10 @@ fn folder_of_program() -> &'static str {
 #[test]
 fn top_shows_locks_as_they_change_and_gives_the_terminal_back() {
     let (name, terminal) = (new_name(), Terminal::open());
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
     for end in ["q", "C-c"] {
         terminal.types(&format!("clear; redis-rwlock top {name}; echo ended with $?"));
         terminal.shows("1 locks, 0 held");
-        let guard = manager.write(&name).wait().expect("granted");
+        let guard = hold(&name);
         terminal.shows("1 locks, 1 held");
         assert!(terminal.screen().lines().any(|line| line.starts_with(&name) && line.contains("write")));
         guard.release().expect("ours to the end");
@@ -94,11 +95,9 @@ fn top_shows_locks_as_they_change_and_gives_the_terminal_back() {
 #[test]
 fn command_has_the_terminal_and_the_shell_has_it_afterwards() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
+    terminal.enters(&folder);
     let run = |script: &str| {
-        terminal.types(&format!(
-            "clear; cd {}; redis-rwlock run {name} -- sh -c '{script}'; echo ended with $?",
-            folder.path("").display()
-        ));
+        terminal.types(&format!("clear; redis-rwlock run {name} -- sh -c '{script}'; echo ended with $?"));
     };
     run("echo one; read line; echo heard $line");
     terminal.shows("one\n");
@@ -120,7 +119,7 @@ fn command_has_the_terminal_and_the_shell_has_it_afterwards() {
     // The shell also gets the terminal back when the command is killed because the lock is lost.
     run("trap \"\" INT; echo three; while :; do sleep 0.05; done");
     terminal.shows("three\n");
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     manager.force_release(&name).expect("forced");
     terminal.shows("ended with 76");
     terminal.types("clear; echo still $((40 + 2))");
@@ -140,14 +139,10 @@ fn word_arrives(terminal: &Terminal, folder: &Folder) {
     terminal.shows(&format!("42 {end}"));
 }
 
-fn is_free(name: &str) -> bool {
-    RedisManager::connect(SERVER.url()).expect("connected").inspect(name).expect("inspected").is_free()
-}
-
 #[test]
 fn command_reads_from_the_terminal_wherever_its_streams_lead() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
-    terminal.types(&format!("cd {}", folder.path("").display()));
+    terminal.enters(&folder);
     for streams in [">out", "</dev/null >out", ">out 2>&1", "| cat >out", "</dev/null 2>&1 | cat | cat >out"] {
         // Removed here, not by the shell: the file of the round before must not be taken for the one of this round.
         ["ready", "out"].iter().for_each(|file| drop(fs::remove_file(folder.path(file))));
@@ -161,7 +156,7 @@ fn command_reads_from_the_terminal_wherever_its_streams_lead() {
 #[test]
 fn modes_of_the_terminal_are_for_the_command_in_a_pipe_to_change() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
-    terminal.types(&format!("cd {}", folder.path("").display()));
+    terminal.enters(&folder);
     // The command turns the echo off, as for a password. Another signal (SIGTTOU) stops it for this.
     let asks = "sh -c 'stty -echo </dev/tty; read line </dev/tty; stty echo </dev/tty; echo heard $line'";
     terminal.types(&format!("redis-rwlock run {name} -- {asks} | cat >out"));
@@ -172,7 +167,7 @@ fn modes_of_the_terminal_are_for_the_command_in_a_pipe_to_change() {
 #[test]
 fn command_in_the_background_that_needs_the_terminal_is_told_and_gets_it_with_fg() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
-    terminal.types(&format!("clear; cd {}", folder.path("").display()));
+    terminal.enters(&folder);
     terminal.types(&format!("redis-rwlock run {name} -- {READER} >out &"));
     terminal.shows("is kept, but the command is stopped by SIGTTIN");
     assert!(!is_free(&name));
@@ -186,12 +181,13 @@ fn key_that_stops_stops_nothing_of_a_pipe() {
     let (name, terminal, folder) = (new_name(), Terminal::open(), Folder::new());
     let script = "sh -c 'echo >ready; until [ -e go ]; do sleep 0.02; done; echo done'";
     // dash assumes that `cat` stays stopped once it has seen the stop, and shows 148 at the end.
-    terminal.types(&format!("clear; cd {}; exec bash --norc", folder.path("").display()));
+    terminal.enters(&folder);
+    terminal.types("exec bash --norc");
     terminal.types(&format!("redis-rwlock run {name} -- {script} | cat; echo ended with $?"));
     folder.line("ready");
     terminal.presses("C-z");
     terminal.shows("^Z");
-    fs::write(folder.path("go"), "").expect("written");
+    folder.write("go", "");
     // Otherwise the shell would see it as stopped, and end with 148.
     terminal.shows("ended with 0");
     assert!(terminal.screen().contains("done\n"), "{}", terminal.screen());

@@ -54,15 +54,6 @@ impl HeldReply {
         Self { grip: Grip::new(remote, rule), is_settled: false }
     }
 
-    /// Waits until the request has passed the proxy.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotInTime`](crate::Error::NotInTime) when the request has not passed after `timeout`.
-    pub fn wait_seen(&self, timeout: Duration) -> Result<()> {
-        self.grip.progress.wait_for(Stage::Seen, "the request of a held reply", timeout)
-    }
-
     /// Waits until the server's reply is at the proxy. The server has applied the request then, and the client does not
     /// know it.
     ///

@@ -40,26 +40,3 @@ impl LostMessages {
         true
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn as_many_messages_as_asked_for_are_lost_on_the_channels_that_were_named() {
-        let mut messages = LostMessages::default();
-        messages.lose(b"call".to_vec(), 2);
-        let frame = |kind: char, word: &str, channel: &str| {
-            let texts = [word, channel, "text"].map(|text| format!("${}\r\n{text}\r\n", text.len()));
-            format!("{kind}3\r\n{}", texts.concat())
-        };
-        for other in
-            [frame('>', "smessage", "wake"), frame('>', "ssubscribe", "a:call"), frame('*', "smessage", "a:call")]
-        {
-            assert!(!messages.takes(other.as_bytes()), "{other:?}");
-        }
-        let call = frame('>', "smessage", "a:call");
-        let taken: Vec<_> = (0..3).map(|_| messages.takes(call.as_bytes())).collect();
-        assert_eq!((taken, messages.count(b"call")), (vec![true, true, false], 2));
-    }
-}

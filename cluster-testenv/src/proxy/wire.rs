@@ -136,11 +136,4 @@ mod tests {
         assert_eq!(request_args(b"PING  x\r\n"), [b"PING".to_vec(), b"x".to_vec()]);
         assert!(request_args(b"\r\n").is_empty());
     }
-
-    #[test]
-    fn head_shows_the_kind_of_message() {
-        assert_eq!(head(b">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n"), (b'>', [&b"subscribe"[..], b"a"]));
-        assert_eq!(head(b"*3\r\n$11\r\nunsubscribe\r\n$-1\r\n:0\r\n"), (b'*', [&b"unsubscribe"[..], b""]));
-        assert_eq!(head(b"+OK\r\n"), (b'+', [&b""[..], b""]));
-    }
 }

@@ -2,13 +2,8 @@
 //! compute.
 
 mod caught_up;
-mod changes;
 mod cluster;
-mod faults;
 mod limit;
-mod masters;
 mod node;
 mod program;
 mod proxy;
-mod sentinel;
-mod tls;

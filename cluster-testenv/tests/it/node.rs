@@ -1,15 +1,10 @@
 //! Tests the promises about a single node, on every server.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::time::Duration;
 
-use cluster_testenv::{Client, Error, Node, Reply, Server, wait_for};
+use cluster_testenv::{Client, Error, Node, Reply, Sentinels, Server, TlsClients, wait_for};
 
 const BOUND: Duration = Duration::from_secs(10);
-
-fn info(node: &Node, section: &str) -> String {
-    let reply = node.command(&["INFO", section]).unwrap();
-    reply.text().unwrap().into_owned()
-}
 
 #[test]
 fn node_is_the_server_that_was_asked_for() {
@@ -23,7 +18,8 @@ fn node_is_the_server_that_was_asked_for() {
     for (server, version) in versions {
         let node = Node::start(server).unwrap();
         assert_eq!(node.server(), server);
-        let info = info(&node, "server");
+        let info = node.command(&["INFO", "server"]).unwrap();
+        let info = info.text().unwrap();
         assert!(info.lines().any(|line| line.starts_with(version)), "{info}");
         assert!(info.contains(&format!("process_id:{}\r\n", node.pid())));
         assert!(info.contains(&format!("tcp_port:{}\r\n", node.port())));
@@ -53,54 +49,41 @@ fn server_tells_what_it_can_do() {
 }
 
 #[test]
-fn arguments_reach_the_server() {
-    for server in Server::ALL {
-        let node = Node::builder(server).arg("--maxmemory", "7mb").arg("--requirepass", "secret word").start().unwrap();
-        let mut client = node.client().unwrap();
-        assert!(client.command(&["PING"]).unwrap().error().unwrap().starts_with("NOAUTH"));
-        assert!(client.command(&["AUTH", "secret word"]).unwrap().is_ok());
-        let answer = client.command(&["CONFIG", "GET", "maxmemory"]).unwrap();
-        assert_eq!(answer.array().unwrap()[1].bytes(), Some(&b"7340032"[..]));
-    }
-}
-
-#[test]
-fn refused_argument_is_an_error_with_the_servers_words() {
+fn what_the_server_cannot_do_is_refused_with_the_reason() {
     for server in Server::ALL {
         let error = Node::builder(server).arg("--no-such-thing", "1").start().unwrap_err();
-        assert!(matches!(error, Error::NotStarted { .. }), "{error:?}");
-        assert!(error.to_string().contains("no-such-thing"), "{error}");
+        assert!(matches!(&error, Error::NotStarted { log, .. } if log.contains("no-such-thing")), "{error:?}");
     }
+    for server in [Server::Redis82, Server::Valkey81, Server::Valkey91, Server::Redis62] {
+        let error = Node::builder(server).tls(TlsClients::Required).start().unwrap_err().to_string();
+        assert!(error.contains(&format!("{server} without TLS")), "{error}");
+    }
+    let slow = Sentinels::start(Server::Redis62).unwrap_err();
+    assert!(matches!(&slow, Error::Unsupported(what) if what.contains("redis-6.2")), "{slow}");
 }
 
 #[test]
-fn pipeline_returns_every_reply_in_order() {
-    let node = Node::start(Server::Redis70).unwrap();
-    let mut client = node.client().unwrap();
-    let commands = [vec!["SET", "a", "1"], vec!["INCR", "a"], vec!["NO-SUCH"], vec!["GET", "b"]];
-    let replies = client.pipeline(&commands).unwrap();
-    assert!(replies[0].is_ok());
-    assert_eq!(replies[1], Reply::Int(2));
-    assert!(matches!(replies[2].clone().into_result(), Err(Error::Refused(_))));
-    assert!(replies[3].is_nil());
+fn sentinels_know_a_password_that_has_to_be_quoted() {
+    let sentinels = Sentinels::builder(Server::Redis82).password("a \"b\\ c").start().unwrap();
+    let primary = sentinels.primary();
+    let stranger = Client::connect(primary.addr()).unwrap().command(&["GET", "a"]).unwrap();
+    assert!(stranger.error().unwrap().starts_with("NOAUTH"));
+    sentinels.failover().unwrap();
+    sentinels.wait_ok().unwrap();
 }
 
 #[test]
-fn killed_node_is_gone_at_once() {
-    for server in Server::ALL {
-        let node = Node::start(server).unwrap();
-        let mut client = node.client().unwrap();
-        assert!(node.is_running());
-        node.kill();
-        node.kill();
-        assert!(!node.is_running());
-        assert!(client.command(&["PING"]).is_err());
-        assert!(node.client().is_err());
-        // Neither call is an error, and neither restarts the server.
-        node.pause();
-        node.resume();
-        assert!(!node.is_running());
-    }
+fn new_clients_are_refused_while_it_is_wanted_and_old_ones_stay() {
+    let node = Node::builder(Server::Redis70).proxied().start().unwrap();
+    let mut old = node.client().unwrap();
+    old.command(&["PING"]).unwrap();
+    let refused = node.refuse_clients().unwrap();
+    // The server speaks before any request, and the proxy passes it.
+    let refusal = Client::connect(node.proxy().addr()).unwrap().receive().unwrap();
+    assert!(refusal.error().unwrap().contains("max number of clients"), "{refusal:?}");
+    assert!(old.command(&["SET", "a", "1"]).unwrap().is_ok());
+    drop(refused);
+    assert!(node.command(&["SET", "a", "1"]).unwrap().is_ok());
 }
 
 #[test]
@@ -110,76 +93,6 @@ fn server_that_ends_by_itself_is_noticed() {
     client.send(&["SHUTDOWN", "NOSAVE"]).unwrap();
     wait_for("the server ending", BOUND, || (!node.is_running()).then_some(())).unwrap();
     node.restart().unwrap();
-    assert!(node.is_running());
-}
-
-#[test]
-fn paused_node_is_silent_and_answers_when_resumed() {
-    for server in Server::ALL {
-        let node = Node::start(server).unwrap();
-        node.pause();
-        node.pause();
-        assert!(!node.is_running());
-        // The kernel accepts the connection and the command, but the server does not answer.
-        let timeout = Duration::from_millis(100);
-        let mut client = Client::connect_within(node.addr(), timeout).unwrap();
-        assert!(client.command(&["INCR", "counter"]).unwrap_err().is_timeout());
-        node.resume();
-        node.resume();
-        assert!(node.is_running());
-        client.set_timeout(BOUND).unwrap();
-        assert_eq!(client.receive().unwrap(), Reply::Int(1), "the command was queued, not lost");
-    }
-}
-
-#[test]
-fn restarted_node_is_empty_with_the_same_port_and_arguments() {
-    for server in Server::ALL {
-        let node = Node::builder(server).arg("--maxclients", "77").start().unwrap();
-        let (port, first_pid) = (node.port(), node.pid());
-        // Restarts from each of the three states: running, paused, killed.
-        for hurt in [|_: &Node| (), Node::pause, Node::kill] {
-            assert!(node.command(&["SET", "name", "value"]).unwrap().is_ok());
-            hurt(&node);
-            node.restart().unwrap();
-            assert!(node.is_running());
-            assert_eq!(node.port(), port);
-            assert_eq!(node.command(&["DBSIZE"]).unwrap(), Reply::Int(0));
-            assert!(info(&node, "clients").contains("maxclients:77\r\n"));
-        }
-        assert_ne!(node.pid(), first_pid);
-    }
-}
-
-#[test]
-fn node_with_a_file_comes_back_with_its_data_unless_that_is_removed() {
-    for server in [Server::Redis70, Server::Valkey91] {
-        let node = Node::builder(server).arg("--appendonly", "yes").arg("--appendfsync", "no").start().unwrap();
-        // The server answers `LOADING` at first.
-        let keys = || wait_for("its data", BOUND, || node.command(&["DBSIZE"]).ok()?.int()).unwrap();
-        assert!(node.command(&["SET", "name", "value"]).unwrap().is_ok());
-        node.restart().unwrap();
-        assert_eq!(keys(), 1);
-        node.restart_empty().unwrap();
-        assert_eq!(keys(), 0);
-    }
-}
-
-#[test]
-fn node_can_be_hurt_by_one_thread_while_another_uses_it() {
-    let node = Node::start(Server::Redis70).unwrap();
-    let (saw_failure, failure) = mpsc::channel();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let fails = || node.command(&["PING"]).is_err().then_some(());
-            wait_for("the node failing", BOUND, fails).unwrap();
-            saw_failure.send(()).unwrap();
-            wait_for("the node answering", BOUND, || node.command(&["PING"]).ok()).unwrap();
-        });
-        node.kill();
-        failure.recv_timeout(BOUND).unwrap();
-        node.restart().unwrap();
-    });
 }
 
 #[test]

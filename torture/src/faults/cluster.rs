@@ -1,28 +1,23 @@
 //! Faults of a cluster's primaries and replicas.
 
+use std::ops::Range;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, Node, Reply, Server, SlotMigration, wait_for};
 use fastrand::Rng;
 
-use super::network::{any, millis};
-use super::{Column, Fault, Mixes, Scene, left, right};
+use super::{Column, Fault, Scene, done_after, left, right};
 use crate::tasks::{COLD, LOCKS, SLOW, lock_name};
 use crate::{LEASE, Result};
 
 const SURVIVED: &[Fault] = &[
-    left("restart", Mixes::No, restart, "a primary is killed (kill -9) and comes back with its data"),
-    left("pause", Mixes::No, pause, "a primary stands still (SIGSTOP) for a part of a lease"),
-    left(
-        "long-pause",
-        Mixes::No,
-        long_pause,
-        "a primary stands still for longer than a lease, and nobody takes its place",
-    ),
-    left("failover", Mixes::No, failover, "a replica takes over in agreement with its primary"),
-    left("lag", Mixes::No, lag, "a replica does not answer for 2 s, then takes over in agreement with its primary"),
-    left("migrate", Mixes::No, migrate, "the slot of a lock moves to another primary and back"),
+    left("restart", restart, "a primary is killed (kill -9) and comes back with its data"),
+    left("pause", pause, "a primary stands still (SIGSTOP) for a part of a lease"),
+    left("long-pause", long_pause, "a primary stands still for longer than a lease, and nobody takes its place"),
+    left("failover", failover, "a replica takes over in agreement with its primary"),
+    left("lag", lag, "a replica does not answer for 2 s, then takes over in agreement with its primary"),
+    left("migrate", migrate, "the slot of a lock moves to another primary and back"),
 ];
 
 /// Faults that only the level `replicated` survives.
@@ -67,13 +62,11 @@ const HALF_WAY: Fault = right(
 const AT_ONCE: &[Fault] = &[
     left(
         "atomic-failover",
-        Mixes::No,
         atomic_failover,
         "a replica takes over from the source or the target of an atomic slot migration, in agreement with it",
     ),
     left(
         "atomic-retries",
-        Mixes::No,
         atomic_retries,
         "an atomic slot migration is tried again and again, while the target stands still or the operator cancels it",
     ),
@@ -112,37 +105,37 @@ fn of_slow<'a>(scene: &Scene<'a>) -> &'a Node {
     scene.field.grantors(SLOW.start)[0]
 }
 
-fn restart(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let primary = any(scene, rng);
+fn restart(scene: &mut Scene<'_>) -> Result<()> {
+    let primary = scene.any();
     primary.kill();
-    sleep(millis(rng, 0, 1500));
+    scene.sleep(0, 1500);
     Ok(primary.restart()?)
 }
 
-fn pause(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let primary = any(scene, rng);
+fn pause(scene: &mut Scene<'_>) -> Result<()> {
+    let primary = scene.any();
     primary.pause();
-    sleep(millis(rng, 100, 1500));
+    scene.sleep(100, 1500);
     primary.resume();
     Ok(())
 }
 
-fn long_pause(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+fn long_pause(scene: &mut Scene<'_>) -> Result<()> {
     let primary = of_slow(scene);
     primary.pause();
-    sleep(LEASE + millis(rng, 100, 600));
+    sleep(LEASE + scene.millis(100, 600));
     primary.resume();
     Ok(())
 }
 
-fn failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let primary = any(scene, rng);
+fn failover(scene: &mut Scene<'_>) -> Result<()> {
+    let primary = scene.any();
     scene.field.with_votes(|cluster| cluster.failover(primary))?;
     Ok(())
 }
 
-fn lag(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let (cluster, primary) = (scene.field.cluster()?, any(scene, rng));
+fn lag(scene: &mut Scene<'_>) -> Result<()> {
+    let (cluster, primary) = (scene.field.cluster()?, scene.any());
     let replicas = cluster.replicas_of(primary);
     let behind = Duration::from_secs(2);
     replicas.first().ok_or("no replica")?.pause_clients(behind)?;
@@ -151,29 +144,27 @@ fn lag(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-fn migrate(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let cluster = scene.field.cluster()?;
-    let slot = cluster.keyslot(lock_name(rng.usize(..LOCKS)));
-    let (from, to) = ends(cluster, slot, rng);
+fn migrate(scene: &mut Scene<'_>) -> Result<()> {
+    let slot = some_slot(scene, 0..LOCKS)?;
+    let (from, to) = ends(scene, slot)?;
     for to in [to, from] {
-        move_slot(cluster, slot, to, rng)?;
-        sleep(millis(rng, 0, 500));
+        move_slot(scene, slot, to)?;
+        scene.sleep(0, 500);
     }
     Ok(())
 }
 
-fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let cluster = scene.field.cluster()?;
-    let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
-    let (from, to) = ends(cluster, slot, rng);
+fn migrate_failover(scene: &mut Scene<'_>) -> Result<()> {
+    let (cluster, slot) = (scene.field.cluster()?, some_slot(scene, SLOW)?);
+    let (from, to) = ends(scene, slot)?;
     // Another fault may delay the keys for a while.
     let move_keys = || SlotMigration::begin(cluster, slot, to).and_then(|migration| migration.move_keys()).ok();
     wait_for(format!("the keys of slot {slot} moving"), MOVING, move_keys)?;
     let successor = scene.field.with_votes(|cluster| cluster.failover(from))?;
     if replicas_know_migrations(from)? {
         sleep(LEASE / 2);
-        move_slot(cluster, slot, to, rng)?;
-        return move_slot(cluster, slot, successor, rng);
+        move_slot(scene, slot, to)?;
+        return move_slot(scene, slot, successor);
     }
     scene.field.wait_until_known(successor)?;
     // A node that imports a slot does not learn the slot's new owner. Without this command, no node would serve the
@@ -185,41 +176,39 @@ fn migrate_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     forget_slot(to, slot)
 }
 
-fn atomic_failover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let cluster = scene.field.cluster()?;
-    let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
-    let (from, to) = ends(cluster, slot, rng);
+fn atomic_failover(scene: &mut Scene<'_>) -> Result<()> {
+    let (cluster, slot) = (scene.field.cluster()?, some_slot(scene, SLOW)?);
+    let (from, to) = ends(scene, slot)?;
     begin_move(cluster, slot, to)?;
-    sleep(millis(rng, 0, 30));
-    let deposed = if rng.bool() { from } else { to };
+    scene.sleep(0, 30);
+    let deposed = if scene.rng.bool() { from } else { to };
     let successor = scene.field.with_votes(|cluster| cluster.failover(deposed))?;
     sleep(LEASE / 2);
     // The failover has ended the migration, or came after its end.
     let home = if deposed.port() == from.port() { successor } else { from };
-    move_slot(cluster, slot, home, rng)
+    move_slot(scene, slot, home)
 }
 
-fn atomic_retries(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let cluster = scene.field.cluster()?;
-    let slot = cluster.keyslot(lock_name(rng.usize(SLOW)));
-    let (from, to) = ends(cluster, slot, rng);
-    for _ in 0..rng.u32(2..5) {
+fn atomic_retries(scene: &mut Scene<'_>) -> Result<()> {
+    let (cluster, slot) = (scene.field.cluster()?, some_slot(scene, SLOW)?);
+    let (from, to) = ends(scene, slot)?;
+    for _ in 0..scene.rng.u32(2..5) {
         if cluster.primary_of_slot(slot).port() != from.port() {
             break;
         }
         begin_move(cluster, slot, to)?;
-        sleep(millis(rng, 0, 15));
-        if rng.bool() {
+        scene.sleep(0, 15);
+        if scene.rng.bool() {
             to.pause();
-            sleep(millis(rng, 100, 900));
+            scene.sleep(100, 900);
             to.resume();
         }
         // The answer does not matter: the migration may be over.
         drop(from.command(&["CLUSTER", "CANCELSLOTMIGRATIONS"])?);
-        sleep(millis(rng, 0, 300));
+        scene.sleep(0, 300);
     }
     for to in [to, from] {
-        move_slot(cluster, slot, to, rng)?;
+        move_slot(scene, slot, to)?;
     }
     Ok(())
 }
@@ -230,11 +219,17 @@ fn begin_move(cluster: &Cluster, slot: u16, to: &Node) -> Result<()> {
     Ok(wait_for(format!("the migration of slot {slot} beginning"), MOVING, begin)?)
 }
 
+/// Returns the slot of one of these locks.
+fn some_slot(scene: &mut Scene<'_>, locks: Range<usize>) -> Result<u16> {
+    Ok(scene.field.cluster()?.keyslot(lock_name(scene.rng.usize(locks))))
+}
+
 /// Returns the owner of a slot, and another primary.
-fn ends<'a>(cluster: &'a Cluster, slot: u16, rng: &mut Rng) -> (&'a Node, &'a Node) {
+fn ends<'a>(scene: &mut Scene<'a>, slot: u16) -> Result<(&'a Node, &'a Node)> {
+    let cluster = scene.field.cluster()?;
     let from = cluster.primary_of_slot(slot);
     let others: Vec<_> = cluster.primaries().into_iter().filter(|node| node.port() != from.port()).collect();
-    (from, others[rng.usize(..others.len())])
+    Ok((from, others[scene.rng.usize(..others.len())]))
 }
 
 /// Removes the rest of a migration at `to`, after the source has forgotten the migration.
@@ -250,10 +245,11 @@ fn forget_slot(to: &Node, slot: u16) -> Result<()> {
 }
 
 /// Moves a slot. Tries again if another fault prevents the move, as an operator would.
-fn move_slot(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> Result<()> {
+fn move_slot(scene: &mut Scene<'_>, slot: u16, to: &Node) -> Result<()> {
+    let cluster = scene.field.cluster()?;
     let began = Instant::now();
     loop {
-        match move_slot_once(cluster, slot, to, rng).and_then(|()| cluster.wait_ok()) {
+        match move_slot_once(cluster, slot, to, &mut scene.rng).and_then(|()| cluster.wait_ok()) {
             Ok(()) => return Ok(()),
             Err(error) if began.elapsed() > MOVING => return Err(error.into()),
             Err(_) => {}
@@ -274,42 +270,39 @@ fn move_slot_once(cluster: &Cluster, slot: u16, to: &Node, rng: &mut Rng) -> clu
 
 /// Breaks the link between a primary and its replica in a way that neither of them notices. The clients notice the loss
 /// of their connections, and connect again.
-fn part(primary: &Node, rng: &mut Rng) {
+fn part(scene: &mut Scene<'_>, primary: &Node) {
     primary.proxy().black_hole();
     sleep(Duration::from_millis(20));
     primary.proxy().heal();
-    sleep(millis(rng, BEHIND.0, BEHIND.1));
+    scene.sleep(BEHIND.0, BEHIND.1);
 }
 
-fn lost_write(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+fn lost_write(scene: &mut Scene<'_>) -> Result<()> {
     let primary = of_slow(scene);
-    part(primary, rng);
+    part(scene, primary);
     primary.kill();
     scene.field.with_votes(|cluster| cluster.failover_force(primary))?;
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }
 
-fn forced(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+fn forced(scene: &mut Scene<'_>) -> Result<()> {
     let primary = of_slow(scene);
-    part(primary, rng);
+    part(scene, primary);
     scene.field.with_votes(|cluster| cluster.failover_force(primary))?;
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }
 
-fn takeover(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+fn takeover(scene: &mut Scene<'_>) -> Result<()> {
     let (cluster, primary) = (scene.field.cluster()?, of_slow(scene));
-    part(primary, rng);
+    part(scene, primary);
     cluster.takeover(primary)?;
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }
 
 /// Pauses a primary, promotes its replica, and resumes the old primary before its clients give up. The old primary does
 /// not learn of its successor for a while. New clients go to the successor, and the other clients stay with the old
 /// primary.
-fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
+fn woken(scene: &mut Scene<'_>) -> Result<()> {
     let primary = scene.field.grantors(COLD.start)[0];
     let successor = scene.field.with_votes(|cluster| {
         primary.bus_proxy().freeze();
@@ -319,28 +312,24 @@ fn woken(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     scene.field.wait_until_known(successor)?;
     scene.field.part_nodes();
     primary.resume();
-    sleep(millis(rng, CUT_OFF.0, CUT_OFF.1));
+    scene.sleep(CUT_OFF.0, CUT_OFF.1);
     scene.field.join_nodes();
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }
 
-fn restart_empty(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
+fn restart_empty(scene: &mut Scene<'_>) -> Result<()> {
     of_slow(scene).restart_empty()?;
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }
 
-fn flush(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
+fn flush(scene: &mut Scene<'_>) -> Result<()> {
     scene.field.cluster()?.flush_all()?;
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }
 
-fn delete(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
+fn delete(scene: &mut Scene<'_>) -> Result<()> {
     for lock in 0..LOCKS {
         scene.field.delete(lock, &scene.field.grantors(lock))?;
     }
-    sleep(LEASE / 2);
-    Ok(())
+    done_after(LEASE / 2)
 }

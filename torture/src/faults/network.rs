@@ -3,58 +3,36 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Matcher, Node, Proxy};
-use fastrand::Rng;
+use cluster_testenv::{Matcher, Proxy};
 
-use super::{Fault, Mixes, Scene, left};
+use super::{Fault, Scene, mixing};
 use crate::Result;
-use crate::tasks::LOCKS;
 
 pub(super) const ALL: &[Fault] = &[
-    left("cut", Mixes::Yes, cut, "all connections to a server are reset, three times"),
-    left("black-hole", Mixes::Yes, black_hole, "what goes to a server or comes from it vanishes for 1 to 2 s"),
-    left(
-        "freeze",
-        Mixes::Yes,
-        freeze,
-        "what goes to a server or comes from it stands still for 0.2 to 2 s, and comes late",
-    ),
-    left("delay", Mixes::Yes, delay, "each message takes 20 to 200 ms longer for 2 s"),
-    left("duplicate", Mixes::Yes, duplicate, "requests come twice, for 1.5 s"),
-    left(
-        "lose-reply",
-        Mixes::Yes,
-        lose_reply,
-        "requests are carried out, and their connections reset before the reply",
-    ),
-    left("late-reply", Mixes::Yes, late_reply, "replies come after the response timeout"),
+    mixing("cut", cut, "all connections to a server are reset, three times"),
+    mixing("black-hole", black_hole, "what goes to a server or comes from it vanishes for 1 to 2 s"),
+    mixing("freeze", freeze, "what goes to a server or comes from it stands still for 0.2 to 2 s, and comes late"),
+    mixing("delay", delay, "each message takes 20 to 200 ms longer for 2 s"),
+    mixing("duplicate", duplicate, "requests come twice, for 1.5 s"),
+    mixing("lose-reply", lose_reply, "requests are carried out, and their connections reset before the reply"),
+    mixing("late-reply", late_reply, "replies come after the response timeout"),
 ];
-
-/// Returns a server that grants a random lock.
-pub(super) fn any<'a>(scene: &Scene<'a>, rng: &mut Rng) -> &'a Node {
-    let grantors = scene.field.grantors(rng.usize(..LOCKS));
-    grantors[rng.usize(..grantors.len())]
-}
-
-pub(super) fn millis(rng: &mut Rng, from: u64, to: u64) -> Duration {
-    Duration::from_millis(rng.u64(from..to))
-}
 
 fn scripts() -> Matcher {
     Matcher::new(|request| request.is_script())
 }
 
-fn cut(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let proxy = any(scene, rng).proxy();
+fn cut(scene: &mut Scene<'_>) -> Result<()> {
+    let proxy = scene.any().proxy();
     for _ in 0..3 {
         proxy.cut();
-        sleep(millis(rng, 50, 400));
+        scene.sleep(50, 400);
     }
     Ok(())
 }
 
-fn black_hole(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    vanish(any(scene, rng).proxy(), millis(rng, 1000, 2000));
+fn black_hole(scene: &mut Scene<'_>) -> Result<()> {
+    vanish(scene.any().proxy(), scene.millis(1000, 2000));
     Ok(())
 }
 
@@ -66,24 +44,24 @@ pub(super) fn vanish(proxy: &Proxy, how_long: Duration) {
     proxy.cut();
 }
 
-fn freeze(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let proxy = any(scene, rng).proxy();
+fn freeze(scene: &mut Scene<'_>) -> Result<()> {
+    let proxy = scene.any().proxy();
     proxy.freeze();
-    sleep(millis(rng, 200, 2000));
+    scene.sleep(200, 2000);
     proxy.heal();
     Ok(())
 }
 
-fn delay(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let proxy = any(scene, rng).proxy();
-    proxy.delay(millis(rng, 10, 100));
+fn delay(scene: &mut Scene<'_>) -> Result<()> {
+    let proxy = scene.any().proxy();
+    proxy.delay(scene.millis(10, 100));
     sleep(Duration::from_secs(2));
     proxy.heal();
     Ok(())
 }
 
-fn duplicate(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let proxy = any(scene, rng).proxy();
+fn duplicate(scene: &mut Scene<'_>) -> Result<()> {
+    let proxy = scene.any().proxy();
     let over = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < over {
         let fault = proxy.duplicate_request(scripts());
@@ -94,23 +72,23 @@ fn duplicate(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-fn lose_reply(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let proxy = any(scene, rng).proxy();
+fn lose_reply(scene: &mut Scene<'_>) -> Result<()> {
+    let proxy = scene.any().proxy();
     for _ in 0..10 {
         let fault = proxy.cut_after_apply(scripts());
         if fault.wait_applied(Duration::from_millis(500)).is_err() {
             fault.cancel();
         }
-        sleep(millis(rng, 10, 200));
+        scene.sleep(10, 200);
     }
     Ok(())
 }
 
-fn late_reply(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let proxy = any(scene, rng).proxy();
+fn late_reply(scene: &mut Scene<'_>) -> Result<()> {
+    let proxy = scene.any().proxy();
     for _ in 0..4 {
         let held = proxy.hold_reply(scripts());
-        sleep(millis(rng, 400, 900));
+        scene.sleep(400, 900);
         held.release();
     }
     Ok(())

@@ -4,17 +4,15 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use cluster_testenv::{Node, wait_for};
-use fastrand::Rng;
 
-use super::network::any;
-use super::{Fault, Mixes, Scene, left};
+use super::{Fault, Scene, mixing};
 use crate::Result;
 use crate::field::Field;
 
 pub(super) const ALL: &[Fault] = &[
-    left("script-flush", Mixes::Yes, script_flush, "all servers forget all scripts, ten times"),
-    left("out-of-memory", Mixes::Yes, out_of_memory, "a server has no memory for 1 s"),
-    left("acl", Mixes::Yes, acl, "a server lets nobody run scripts for 1 s"),
+    mixing("script-flush", script_flush, "all servers forget all scripts, ten times"),
+    mixing("out-of-memory", out_of_memory, "a server has no memory for 1 s"),
+    mixing("acl", acl, "a server lets nobody run scripts for 1 s"),
 ];
 
 const WHILE: Duration = Duration::from_secs(1);
@@ -34,7 +32,7 @@ fn order_if_there(node: &Node, what: impl Fn(&Node) -> cluster_testenv::Result<(
     order(node, |node| if node.is_running() { what(node) } else { Ok(()) })
 }
 
-fn script_flush(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
+fn script_flush(scene: &mut Scene<'_>) -> Result<()> {
     for _ in 0..10 {
         scene.field.nodes().iter().try_for_each(|node| order_if_there(node, Node::script_flush))?;
         sleep(WHILE / 10);
@@ -42,15 +40,15 @@ fn script_flush(scene: &Scene<'_>, _: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-fn out_of_memory(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let node = any(scene, rng);
+fn out_of_memory(scene: &mut Scene<'_>) -> Result<()> {
+    let node = scene.any();
     order(node, |node| node.set_memory_limit(1))?;
     sleep(WHILE);
     order_if_there(node, |node| node.set_memory_limit(0))
 }
 
-fn acl(scene: &Scene<'_>, rng: &mut Rng) -> Result<()> {
-    let node = any(scene, rng);
+fn acl(scene: &mut Scene<'_>) -> Result<()> {
+    let node = scene.any();
     order(node, |node| node.acl_set_user("default", &["-eval", "-evalsha"]))?;
     sleep(WHILE);
     order_if_there(node, Field::let_scripts_run)
