@@ -141,6 +141,15 @@ impl<'a> SlotMigration<'a> {
         Ok(keys.map(<[u8]>::to_vec).collect())
     }
 
+    /// Moves one key, and returns true if it was at the old owner.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`].
+    pub fn move_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.migrate(&[key.as_ref()])
+    }
+
     /// Moves all remaining keys.
     ///
     /// # Errors
@@ -185,14 +194,15 @@ impl<'a> SlotMigration<'a> {
         node.command(&[&["CLUSTER", "SETSLOT", &slot], state].concat())?.into_result().map(drop)
     }
 
-    fn migrate(&self, keys: &[Vec<u8>]) -> Result<()> {
+    fn migrate(&self, keys: &[impl AsRef<[u8]>]) -> Result<bool> {
         let (ip, port) = (self.to.addr().ip().to_string(), self.to.migration_port().to_string());
         let mut command: Vec<&[u8]> = ["MIGRATE", &ip, &port, "", "0", MOVE_TIMEOUT_MS].map(str::as_bytes).to_vec();
         if let Some(password) = self.to.password() {
             command.extend([&b"AUTH"[..], password.as_bytes()]);
         }
         command.push(b"KEYS");
-        command.extend(keys.iter().map(Vec::as_slice));
-        self.from.command(&command)?.into_result().map(drop)
+        command.extend(keys.iter().map(AsRef::as_ref));
+        let reply = self.from.command(&command)?.into_result()?;
+        Ok(reply.text().is_none_or(|status| status != "NOKEY"))
     }
 }

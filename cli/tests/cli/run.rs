@@ -1,8 +1,10 @@
 //! Tests the end and the signals of a command of `run`, and that no process of it outlives the lock.
 
 use std::process::Command;
+use std::time::Duration;
 
-use cluster_testenv::{Node, Server};
+use cluster_testenv::{Node, Proxy, Server};
+use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
 use crate::program::{
@@ -188,7 +190,7 @@ fn signal_ends_waiting_and_nothing_waits_any_more() {
 #[test]
 fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
     let (name, folder) = (new_name(), Folder::new());
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     let guard = manager.write(&name).wait().expect("granted");
     let waits = Running::start(run(&name, "true"));
     until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
@@ -467,7 +469,7 @@ fn with_options(url: &str, options: &[&str], name: &str) -> Command {
 
 /// Runs each line at a free lock, and at one that it has to wait for. Inspects the lock when the line has ended.
 fn each_line_runs_to_its_end(url: &str) {
-    let manager = RedisManager::connect(SERVER.url()).expect("connected");
+    let manager = connect();
     let waits = LINES.map(|options| {
         let name = new_name();
         let said = said(with_options(url, options, &name));
@@ -488,42 +490,6 @@ fn each_line_runs_to_its_end(url: &str) {
 #[test]
 fn command_runs_to_its_end_at_a_free_lock_and_behind_a_holder() {
     each_line_runs_to_its_end(&SERVER.url());
-}
-
-#[test]
-fn refused_run_names_the_holder() {
-    let name = new_name();
-    // This character would turn the rest of the line around.
-    let manager = labelled(&SERVER, "web\u{202e}12");
-    let guard = manager.write(&name).wait().expect("granted");
-    for options in [&["-n"][..], &["-w", "0.1"], &["--read", "-n"], &["-n", "--json"]] {
-        let said = said(with_options(&SERVER.url(), options, &name));
-        assert_eq!((said.code, &*said.out), (Some(75), ""), "{options:?}: {said:?}");
-        assert!(said.err.contains("u{202e}12") && !said.err.contains('\u{202e}'), "{options:?}: {said:?}");
-        assert!(said.err.contains("(write, for ") && said.err.contains(" left)"), "{options:?}: {said:?}");
-    }
-    guard.release().expect("ours to the end");
-}
-
-#[test]
-fn note_is_shown_while_the_command_runs() {
-    let name = new_name();
-    let note = "deploy 4711\u{1b}[31m\u{202e} with more words than a row of a table has room for";
-    let script = format!("{PROGRAM} inspect {name}; {PROGRAM} list --held; {PROGRAM} inspect --json {name}");
-    let shows = said(at(&SERVER.url(), &["run", "--note", note, &name, "--", "sh", "-c", &script]));
-    assert_eq!(shows.code, Some(0), "{shows:?}");
-    let shown = "deploy 4711\\u{1b}[31m\\u{202e} with more words than a row of a table has room for";
-    assert!(shows.out.lines().any(|line| line.starts_with("note of ") && line.ends_with(shown)), "{}", shows.out);
-    let row = shows.out.lines().find(|line| line.starts_with(&format!("{name}  write"))).expect("a row of the list");
-    assert!(row.contains("deploy 4711\\u{1b}[31m\\u{202e} with") && row.ends_with('…'), "{row}");
-    assert!(!shows.out.contains(['\u{1b}', '\u{202e}']), "{}", shows.out);
-    let json = shows.out.lines().last().expect("JSON");
-    let view: serde_json::Value = serde_json::from_str(json).expect("JSON");
-    assert_eq!(view["holders"][0]["note"].as_str(), Some(note));
-    assert!(is_free(&name));
-    let long = "x".repeat(4097);
-    let refused = said(at(&SERVER.url(), &["run", "--note", &long, &name, "--", "true"]));
-    assert!(refused.code == Some(78) && refused.err.contains("4096 are allowed"), "{refused:?}");
 }
 
 #[test]
