@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use redis::aio::MultiplexedConnection;
+use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::{RedisResult, Script};
 
@@ -67,11 +67,15 @@ return redis.call('HGETALL', KEYS[1])";
 /// request whose answer it lost. That does no harm here, because each access sets a field to a value.
 pub(crate) enum Store {
     Memory(Mutex<Fields>),
-    Node(MultiplexedConnection, String),
     Cluster(ClusterConnection, String),
 }
 
 impl Store {
+    /// Connects to the cluster that has the resource under this key.
+    pub(crate) async fn connect(urls: &str, key: &str) -> RedisResult<Self> {
+        Ok(Self::Cluster(ClusterClient::new(urls.split(','))?.get_async_connection().await?, key.to_owned()))
+    }
+
     /// Sets a field if there is one, and returns all fields. Returns `None` for a token below the mark. Readers without
     /// the lock have no token.
     pub(crate) async fn access(&self, token: Option<u64>, change: Option<(&str, &str)>) -> RedisResult<Option<Fields>> {
@@ -80,7 +84,6 @@ impl Store {
         call.arg(token).arg(field).arg(value);
         match self {
             Self::Memory(fields) => Ok(access_in_memory(&mut fields.lock(), token, change)),
-            Self::Node(connection, key) => call.key(key).invoke_async(&mut connection.clone()).await,
             Self::Cluster(connection, key) => call.key(key).invoke_async(&mut connection.clone()).await,
         }
     }

@@ -1,11 +1,11 @@
 //! The work under the locks, which is the part that a service would have. The worker does not know whether locks and
 //! configuration are on servers.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::RedisError;
-use redis_rwlock::{Error, HoldState, RwLockManager};
+use redis_rwlock::{HoldState, HoldWatch, RwLockManager};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -23,30 +23,13 @@ pub(crate) struct Worker {
     pub(crate) hangs_at: Option<Instant>,
 }
 
-/// Reason why an operation was given up: kind and text of its event.
-struct Fault(&'static str, String);
+const CORRUPT: &str = "inconsistent values that do not belong together";
 
-impl From<Error> for Fault {
-    fn from(error: Error) -> Self {
-        Self(if matches!(error, Error::Lost { .. }) { "lost" } else { "trouble" }, error.to_string())
-    }
-}
+/// Outcome of work. A failure is the event that the parent hears of it.
+type Outcome<T> = Result<T, String>;
 
-impl From<RedisError> for Fault {
-    fn from(error: RedisError) -> Self {
-        Self("trouble", error.to_string())
-    }
-}
-
-impl Fault {
-    /// Explains a refused token by the state of the hold. If the hold is lost, fencing has done its work. Otherwise
-    /// another holder was inside.
-    fn judge(self, hold: HoldState) -> Self {
-        match (self.0, hold) {
-            ("overlap", HoldState::Lost(reason)) => Self("lost", reason.to_string()),
-            _ => self,
-        }
-    }
+fn trouble(error: impl Display) -> String {
+    format!("trouble {error}").replace('\n', " ")
 }
 
 impl Worker {
@@ -54,14 +37,14 @@ impl Worker {
     pub(crate) async fn run(self) {
         while self.stop.has_changed().is_ok() {
             let done = if self.hangs() || fastrand::u8(..4) == 0 { self.update().await } else { self.read().await };
-            if let Err(Fault(kind, text)) = done {
-                (self.tell)(format!("{kind} {}", text.replace('\n', " ")));
+            if let Err(event) = done {
+                (self.tell)(event);
                 sleep(Duration::from_millis(200)).await;
             }
             sleep(Duration::from_millis(fastrand::u64(40..80))).await;
         }
         if let Err(error) = self.locks.close().await {
-            (self.tell)(format!("trouble {error}"));
+            (self.tell)(trouble(error));
         }
         (self.tell)("stopped".to_owned());
     }
@@ -71,51 +54,42 @@ impl Worker {
     }
 
     /// Reads the configuration and uses it for a while. No worker changes it meanwhile.
-    async fn read(&self) -> Result<(), Fault> {
-        let reading = self.locks.read(LOCK).run(async |guard| {
-            let looked = self.look_twice(guard.fencing_token().into()).await;
-            looked.map_err(|fault| fault.judge(guard.state()))
-        });
+    async fn read(&self) -> Outcome<()> {
         // If the hold is lost, `run` drops the work where it is, and returns `Lost`.
-        match reading.await?? {
+        let reading = self.locks.read(LOCK).run(async |guard| {
+            let first = self.look(&guard.watch()).await?;
+            sleep(Duration::from_millis(10)).await;
+            let second = self.look(&guard.watch()).await?;
+            if first == second { Ok(second) } else { Err(format!("inconsistent {first:?}, {second:?} in one read")) }
+        });
+        match reading.await.map_err(trouble)?? {
             Look::Whole(version) => (self.tell)(format!("read {version}")),
             // The writer of this update is gone. Readers must not repair, because there may be many of them.
             Look::HalfDone(_) => self.update().await?,
-            Look::Corrupt => return Err(Fault("inconsistent", "values that do not belong together".into())),
+            Look::Corrupt => return Err(CORRUPT.to_owned()),
         }
         Ok(())
     }
 
-    async fn look_twice(&self, token: u64) -> Result<Look, Fault> {
-        let first = look(&self.access(token, None).await?);
-        sleep(Duration::from_millis(10)).await;
-        let second = look(&self.access(token, None).await?);
-        if first != second {
-            return Err(Fault("inconsistent", format!("{first:?} become {second:?} while it read")));
-        }
-        Ok(second)
-    }
-
     /// Changes the configuration. No other worker is inside meanwhile.
-    async fn update(&self) -> Result<(), Fault> {
-        let updating = self.locks.write(LOCK).run(async |guard| {
-            self.change(guard.fencing_token().into()).await.map_err(|fault| fault.judge(guard.state()))
-        });
-        updating.await?
+    async fn update(&self) -> Outcome<()> {
+        let updating = self.locks.write(LOCK).run(async |guard| self.change(&guard.watch()).await);
+        updating.await.map_err(trouble)?
     }
 
     /// First finishes the update of a writer that is gone, then makes one of its own.
-    async fn change(&self, token: u64) -> Result<(), Fault> {
-        let stored = match look(&self.access(token, None).await?) {
+    async fn change(&self, hold: &HoldWatch) -> Outcome<()> {
+        let token = hold.fencing_token();
+        let stored = match self.look(hold).await? {
             Look::Whole(version) => version,
             Look::HalfDone(draft) => {
                 for (field, value) in steps(draft) {
-                    self.access(token, Some((field, &value))).await?;
+                    self.access(hold, Some((field, &value))).await?;
                 }
                 (self.tell)(format!("finished {draft} {token}"));
                 draft
             }
-            Look::Corrupt => return Err(Fault("inconsistent", "values that do not belong together".into())),
+            Look::Corrupt => return Err(CORRUPT.to_owned()),
         };
         let version = stored + 1;
         // Before the first step, because from here on the update may be stored even if its writer reports nothing more.
@@ -126,9 +100,9 @@ impl Worker {
                 (self.tell)(format!("hangs {version} {token}"));
                 // The hold is renewed until the parent kills this worker.
                 let stopped = self.stop.clone().changed().await;
-                return Err(Fault("trouble", format!("stopped instead of killed: {stopped:?}")));
+                return Err(format!("trouble stopped instead of killed: {stopped:?}"));
             }
-            self.access(token, Some((field, &value))).await?;
+            self.access(hold, Some((field, &value))).await?;
             sleep(Duration::from_millis(3)).await;
         }
         // The resource has accepted each step. So the update counts, whatever becomes of the hold now.
@@ -136,8 +110,18 @@ impl Worker {
         Ok(())
     }
 
-    async fn access(&self, token: u64, change: Option<(&str, &str)>) -> Result<Fields, Fault> {
-        let fields = self.store.access(Some(token), change).await?;
-        fields.ok_or_else(|| Fault("overlap", format!("the resource refused token {token}")))
+    async fn look(&self, hold: &HoldWatch) -> Outcome<Look> {
+        Ok(look(&self.access(hold, None).await?))
+    }
+
+    async fn access(&self, hold: &HoldWatch, change: Option<(&str, &str)>) -> Outcome<Fields> {
+        let token = hold.fencing_token().into();
+        match (self.store.access(Some(token), change).await.map_err(trouble)?, hold.state()) {
+            (Some(fields), _) => Ok(fields),
+            // Fencing has done its work.
+            (None, HoldState::Lost(reason)) => Err(trouble(reason)),
+            // Another holder was inside.
+            (None, _) => Err(format!("overlap: the resource refused token {token}")),
+        }
     }
 }
