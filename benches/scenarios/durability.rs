@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::{time_of, wake_ups_of};
-use crate::setup::{Effort, info, info_number, pair, quantile, start_pair, tell};
+use crate::setup::{Effort, info, info_number, pair, quantile, server, start_pair, tell};
 
 const REPLICATED: Durability = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_secs(2) };
 /// Tasks that take locks all the time, beside the measured one.
@@ -53,7 +53,7 @@ fn tell_times(what: &str, mut with: Vec<Duration>, mut without: Vec<Duration>, s
 
 pub(crate) fn run(effort: Effort) {
     let (turns, rounds) = (effort.of(4000, 1000, 20), effort.of(10, 4, 1));
-    let (primary, replica) = start_pair();
+    let [primary, replica] = start_pair(server());
     Runtime::new().expect("a runtime").block_on(async {
         let (fast, safe) = (manager(&primary, Durability::Primary).await, manager(&primary, REPLICATED).await);
         let (mut without, mut with) = (Vec::new(), Vec::new());

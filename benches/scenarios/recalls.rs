@@ -50,8 +50,10 @@ struct TwoHops {
 
 impl TwoHops {
     async fn new(node: &Node) -> Self {
-        let (mut calls, answers) =
-            (Messages::subscribe(node, "{hop}:call").await, Messages::subscribe(node, "{hop}:answer").await);
+        let (mut calls, answers) = (
+            Messages::subscribe(&node.url(), "{hop}:call").await,
+            Messages::subscribe(&node.url(), "{hop}:answer").await,
+        );
         let mut answerer = Bare::connect(node).await;
         tokio::spawn(async move {
             while calls.is_next().await {

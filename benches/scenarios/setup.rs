@@ -55,8 +55,8 @@ pub(crate) fn start_proxied_node() -> Node {
 }
 
 /// Starts a primary and a replica that follows it.
-pub(crate) fn start_pair() -> (Node, Node) {
-    let start = || Node::builder(server()).arg("--repl-diskless-sync-delay", "0").start().expect("a server starts");
+pub(crate) fn start_pair(server: Server) -> [Node; 2] {
+    let start = || Node::builder(server).arg("--repl-diskless-sync-delay", "0").start().expect("a server starts");
     let (primary, replica) = (start(), start());
     let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
     replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
@@ -66,7 +66,7 @@ pub(crate) fn start_pair() -> (Node, Node) {
         client.command(&["SET", "follows", ""]).expect("written");
         assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
     }
-    (primary, replica)
+    [primary, replica]
 }
 
 /// Connects a manager that renews nothing.
@@ -136,6 +136,11 @@ pub(crate) fn digest(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
 
+/// Loads a script, and returns its digest.
+pub(crate) async fn load_script(connection: &mut MultiplexedConnection, text: &str) -> String {
+    redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(connection).await.expect("it loads")
+}
+
 /// Returns an id as long as those of the crate.
 pub(crate) fn foreign_id() -> String {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -167,7 +172,7 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
         let texts = [scripts::hash::ACQUIRE, scripts::hash::LEAVE, NO_OP, LOCK_SHAPE, PUBLISH];
         for loader in loaders {
             for text in texts {
-                redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(loader).await.expect("it loads");
+                load_script(loader, text).await;
             }
         }
         let [acquire, leave, no_op, lock_shape, publish] = texts.map(digest);
@@ -242,8 +247,8 @@ fn begins_with(reply: &Value, code: &[u8]) -> bool {
 pub(crate) struct Messages(TcpStream);
 
 impl Messages {
-    pub(crate) async fn subscribe(node: &Node, channel: &str) -> Self {
-        let mut stream = TcpStream::connect(node.addr()).await.expect("a connection");
+    pub(crate) async fn subscribe(url: &str, channel: &str) -> Self {
+        let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).await.expect("a connection");
         stream.set_nodelay(true).expect("a live socket");
         stream.write_all(format!("SSUBSCRIBE {channel}\r\n").as_bytes()).await.expect("sent");
         let mut messages = Self(stream);

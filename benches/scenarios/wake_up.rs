@@ -80,7 +80,7 @@ pub(crate) fn run(effort: Effort) {
     let wanted = Wanted { here: connect(&runtimes.here), there: connect(&runtimes.there), inside };
     let bare = runtimes.here.block_on(Bare::connect(&node));
     let (pushed, told) = mpsc::channel();
-    let mut messages = runtimes.there.block_on(Messages::subscribe(&node, CHANNEL));
+    let mut messages = runtimes.there.block_on(Messages::subscribe(&node.url(), CHANNEL));
     runtimes
         .there
         .spawn(async move { while messages.is_next().await && pushed.send((Instant::now(), None)).is_ok() {} });

@@ -6,7 +6,7 @@ use cluster_testenv::Node;
 
 use crate::lock_server::LockServer;
 use crate::place::Servers;
-use crate::setup::CommandStats;
+use crate::setup::{CommandStats, info, info_number, server_cpu_us};
 
 /// Result of a turn: the acquisitions, their latencies, and the processor time.
 pub(crate) struct Turn {
@@ -53,8 +53,9 @@ impl<'a> Meter<'a> {
 
 impl Used {
     fn by(servers: &Servers) -> Self {
-        let time = |node: &Node| info(node, "CPU", "used_cpu_user:") + info(node, "CPU", "used_cpu_sys:");
-        let commands = |node: &Node| info(node, "STATS", "total_commands_processed:") as u64;
+        let client = |node: &Node| node.client().expect("connected");
+        let time = |node: &Node| server_cpu_us(&mut client(node)) / 1e6;
+        let commands = |node: &Node| info_number(&info(&mut client(node), "stats"), "total_commands_processed") as u64;
         let scripts = |node: &Node| {
             let stats = CommandStats::of(node);
             ["eval", "evalsha", "fcall"].map(|command| stats.calls(command)).iter().sum::<u64>()
@@ -126,11 +127,4 @@ impl Turn {
 
 pub(crate) fn micros(span: Duration) -> f64 {
     span.as_secs_f64() * 1e6
-}
-
-fn info(node: &Node, section: &str, field: &str) -> f64 {
-    let reply = node.command(&["INFO", section]).expect("an answer");
-    let text = reply.text().expect("text");
-    let value = text.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
-    value.trim().parse().expect("a number")
 }

@@ -144,7 +144,7 @@ fn mode(writes: usize) -> Mode {
 }
 
 /// Acquires all locks, a few at a time. Only the time in which they are held is measured.
-async fn take_all(client: &Arc<dyn Peer>, count: usize) -> Vec<Box<dyn crate::peer::Held>> {
+async fn take_all(client: &Arc<dyn Peer>, count: usize) -> Vec<crate::peer::Held> {
     let (mut held, mut taking) = (Vec::with_capacity(count), JoinSet::new());
     for lock in 0..count {
         if taking.len() >= 16

@@ -18,7 +18,7 @@ const WAKE: &str = "rwlock:{bare}:lock:wake:0123456789abcdef0123456789abcdef";
 type Client = (Bare, Messages);
 
 async fn client(node: &Node, channel: &str) -> Client {
-    (Bare::connect(node).await, Messages::subscribe(node, channel).await)
+    (Bare::connect(node).await, Messages::subscribe(&node.url(), channel).await)
 }
 
 pub(crate) struct Recalls {

@@ -88,12 +88,12 @@ impl Steps {
         }
     }
 
-    async fn enter(&self, item: &str) -> Box<dyn Held> {
+    async fn enter(&self, item: &str) -> Held {
         let name = if matches!(self.way, Way::OneLock(_)) { "market" } else { item };
         self.peer.as_ref().expect("a peer").enter(Mode::Write, name).await
     }
 
-    async fn leave(&self, held: Box<dyn Held>) {
+    async fn leave(&self, held: Held) {
         if matches!(self.way, Way::LockPerItemDropped(_)) {
             drop(held);
         } else {
