@@ -376,7 +376,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    fn is_met_by(self, value: f64) -> bool {
+    pub(crate) fn is_met_by(self, value: f64) -> bool {
         match self {
             Self::AtMost(bound) => value <= bound,
             Self::AtLeast(bound) => value >= bound,

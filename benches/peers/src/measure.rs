@@ -91,7 +91,7 @@ impl Turn {
         self.latencies.len() as f64
     }
 
-    pub(crate) fn rate(&self) -> f64 {
+    fn rate(&self) -> f64 {
         self.count() / self.elapsed.as_secs_f64()
     }
 
@@ -102,11 +102,11 @@ impl Turn {
     }
 
     /// Returns the processor time of the clients for each acquisition.
-    pub(crate) fn client_us(&self) -> f64 {
+    fn client_us(&self) -> f64 {
         micros(self.client) / self.count()
     }
 
-    pub(crate) fn server_us(&self) -> f64 {
+    fn server_us(&self) -> f64 {
         micros(self.used.time) / self.count()
     }
 
@@ -116,6 +116,11 @@ impl Turn {
 
     pub(crate) fn scripts(&self) -> f64 {
         self.used.scripts as f64 / self.count()
+    }
+
+    /// Returns the rate, two latencies, and the processor time of clients and servers.
+    pub(crate) fn pairs(&self) -> Vec<f64> {
+        vec![self.rate(), self.quantile_us(0.5), self.quantile_us(0.99), self.client_us(), self.server_us()]
     }
 
     /// Returns the smallest and the largest number of acquisitions that one client got.

@@ -20,17 +20,6 @@ pub(crate) enum Place {
     LockServers,
 }
 
-impl Place {
-    /// Returns about how long its servers take to start and to end.
-    pub(crate) fn starts_within(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::Node | Self::LockServers => 50,
-            Self::Pair | Self::Masters => 200,
-            Self::Cluster(_) => 2200,
-        })
-    }
-}
-
 const MASTERS: usize = 5;
 
 pub(crate) struct Servers {

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 /// Locks that are not measured at all, and the reasons. The report names them.
 pub(crate) const ABSENT: [(&str, &str); 2] = [
@@ -44,15 +43,6 @@ impl Program {
             Self::Node => 1000,
             Self::Own | Self::Go | Self::Python => 300,
         }
-    }
-
-    /// Returns about how long a process of this program takes to start and to end.
-    pub(crate) fn starts_within(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::Own | Self::Go => 20,
-            Self::Node | Self::Python => 400,
-            Self::Java => 2500,
-        })
     }
 
     /// Downloads the packages of the lock files and builds the program. Returns the reason if that fails.

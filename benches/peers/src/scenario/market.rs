@@ -43,7 +43,6 @@ fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Comparison<'_> {
     let entrant = |way: Way| Entrant {
         name: way.to_string(),
         refusal: None,
-        lasts: Place::Node.starts_within() + setting.market,
         take: Box::new(move || turn(setting, way, (sellers, buyers))),
     };
     let why = "the market is one program of this language, on one node";

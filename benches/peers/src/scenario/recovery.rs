@@ -16,8 +16,6 @@ use crate::table::Better;
 const NAME: &str = "recovery";
 /// Time limit of a request during the failover.
 const TRY: Duration = Duration::from_millis(200);
-/// Approximate length of a failover, with the start of its cluster.
-const LASTS: Duration = Duration::from_secs(10);
 /// Time after which a failover is over.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,7 +29,7 @@ pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
         notes: &["The new primary's first answer is the first write that a client without any lock has had from it"],
     };
     let is_asked = |kind: Kind| is_able(kind) || (kind.role() == Role::Lock && !kind.is_ours());
-    let entrants = setting.entrants(is_asked, LASTS, refusal, |kind| recover(setting, kind));
+    let entrants = setting.entrants(is_asked, refusal, |kind| recover(setting, kind));
     vec![setting.compare(&about, entrants)]
 }
 

@@ -1,7 +1,8 @@
 //! A single task reads one name again and again, and no other task wants it.
 
-use super::{About, Comparison, Figures, Setting, no_reads};
+use super::{About, Carried, Comparison, Setting};
 use crate::load::{Load, Shape};
+use crate::measure::Turn;
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
@@ -15,20 +16,13 @@ pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
         notes: &["tokio's lock asks nobody: it is `RwLock::read_owned` with its drop"],
     };
     let load = Load { writes: 0, ..setting.load(Shape::Hot, 1, 1) };
-    let refusal = |kind| no_reads(kind, &load);
-    let entrants = setting.entrants(is_asked, load.span(), refusal, {
-        let load = load.clone();
-        move |kind| reads(setting, kind, &load)
-    });
-    vec![setting.compare(&about, entrants)]
+    vec![setting.carried(&about, Carried::by_one_process(load, reads), is_asked, |_| None)]
 }
 
 fn is_asked(kind: Kind) -> bool {
     matches!(kind.role(), Role::Lock | Role::LocalLock | Role::Floor)
 }
 
-fn reads(setting: &Setting, kind: Kind, load: &Load) -> Result<Figures, String> {
-    let turn = setting.turn(kind, load, 1)?;
-    let figures = [turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
-    Ok((figures.into_iter().chain([turn.commands()]).collect(), turn.versions))
+fn reads(turn: &Turn) -> Vec<f64> {
+    [turn.pairs(), vec![turn.commands()]].concat()
 }

@@ -1,8 +1,9 @@
 //! Each task takes three locks of its own, all of them or none, and gives them back.
 
-use super::uncontended::{COLUMNS, NOTE, pairs};
-use super::{About, Comparison, Setting};
+use super::uncontended::{COLUMNS, NOTE};
+use super::{About, Carried, Comparison, Setting};
 use crate::load::Shape;
+use crate::measure::Turn;
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
@@ -23,6 +24,5 @@ fn compare(setting: &Setting, tasks: usize) -> Comparison<'_> {
     };
     let load = setting.load(Shape::Own, 1, tasks);
     let is_asked = |kind: Kind| kind.role() == Role::ThreeLocks;
-    let entrants = setting.entrants(is_asked, load.span(), |_| None, move |kind| pairs(setting, kind, &load));
-    setting.compare(&about, entrants)
+    setting.carried(&about, Carried::by_one_process(load, Turn::pairs), is_asked, |_| None)
 }

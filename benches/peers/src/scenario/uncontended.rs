@@ -1,7 +1,8 @@
 //! Each task has a lock of its own, which it takes and gives back.
 
-use super::{About, Comparison, Figures, Setting, no_reads};
+use super::{About, Carried, Comparison, Setting};
 use crate::load::{ALL_WRITE, Load, Shape};
+use crate::measure::Turn;
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
@@ -25,20 +26,9 @@ fn compare<'a>(setting: &'a Setting, group: &str, writes: usize, tasks: usize) -
         notes: &[NOTE],
     };
     let load = Load { writes, ..setting.load(Shape::Own, 1, tasks) };
-    let refusal = |kind| no_reads(kind, &load);
-    let entrants = setting.entrants(is_asked, load.span(), refusal, {
-        let load = load.clone();
-        move |kind| pairs(setting, kind, &load)
-    });
-    setting.compare(&about, entrants)
+    setting.carried(&about, Carried::by_one_process(load, Turn::pairs), is_asked, |_| None)
 }
 
 fn is_asked(kind: Kind) -> bool {
     matches!(kind.role(), Role::Lock | Role::LocalLock | Role::Floor) && kind != Kind::Tokio
-}
-
-pub(super) fn pairs(setting: &Setting, kind: Kind, load: &Load) -> Result<Figures, String> {
-    let turn = setting.turn(kind, load, 1)?;
-    let figures = vec![turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
-    Ok((figures, turn.versions))
 }

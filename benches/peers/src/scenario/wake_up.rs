@@ -1,7 +1,8 @@
 //! A client waits while another one holds the lock: the time from the beginning of the release to the waiter's entry.
 
-use super::{About, Comparison, Figures, Setting};
+use super::{About, Carried, Comparison, Setting};
 use crate::load::{Load, Shape};
+use crate::measure::Turn;
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
@@ -24,20 +25,17 @@ fn compare(setting: &Setting, pause_ms: u64) -> Comparison<'_> {
     };
     let mut load = Load { pause_ms, ..setting.load(Shape::Wake, 2, 2) };
     load.span_ms = load.span_ms.max(pause_ms * setting.count(PAUSES) as u64);
-    let entrants = setting.entrants(is_asked, load.span(), refusal, move |kind| wake_ups(setting, kind, &load));
-    setting.compare(&about, entrants)
+    setting.carried(&about, Carried::by_one_process(load, wake_ups), is_asked, refusal)
 }
 
 fn is_asked(kind: Kind) -> bool {
     matches!(kind.role(), Role::Lock | Role::HandOver)
 }
 
-fn refusal(kind: Kind) -> Option<String> {
-    let why = "its waiter is woken as that of the hash, and then a thread";
-    (kind == Kind::OursBlocking).then(|| why.to_owned())
+fn refusal(kind: Kind) -> Option<&'static str> {
+    (kind == Kind::OursBlocking).then_some("its waiter is woken as that of the hash, and then a thread")
 }
 
-fn wake_ups(setting: &Setting, kind: Kind, load: &Load) -> Result<Figures, String> {
-    let turn = setting.turn(kind, load, 1)?;
-    Ok((vec![turn.quantile_us(0.5), turn.quantile_us(0.99)], turn.versions))
+fn wake_ups(turn: &Turn) -> Vec<f64> {
+    vec![turn.quantile_us(0.5), turn.quantile_us(0.99)]
 }
