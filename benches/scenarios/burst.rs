@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Node};
-use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, WriteGuard};
 use tokio::task::JoinSet;
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::client_time;
 use crate::setup::scripts::hash;
-use crate::setup::{Effort, digest, pair, start_proxied_node, tell};
+use crate::setup::{Effort, digest, pair, runtime, start_proxied_node, tell};
 
 const LEASE: Duration = Duration::from_secs(300);
 /// Lease of the hold that has nothing to do with all this.
@@ -206,7 +205,7 @@ fn tell_outcome(what: &str, outcome: &Outcome, needed: usize, per_second: u32) {
 async fn burst(effort: Effort) {
     let (locks, per_second) = effort.of((50_000, 5_000), (50_000, 5_000), (500, 5_000));
     let node = Arc::new(start_proxied_node());
-    let manager = RedisManager::connect(Topology::node(node.url())).await.expect("a manager");
+    let manager = RedisManager::connect(node.url()).await.expect("a manager");
     let unrelated = manager.write("unrelated").lease(SHORT_LEASE).await.expect("granted");
     let watch = unrelated.watch();
     let began = Instant::now();
@@ -232,5 +231,5 @@ async fn burst(effort: Effort) {
 }
 
 pub(crate) fn run(effort: Effort) {
-    Runtime::new().expect("a runtime").block_on(burst(effort));
+    runtime().block_on(burst(effort));
 }

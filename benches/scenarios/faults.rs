@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::setup::Target::AtMost;
-use crate::setup::{Effort, median, quantile, server, tell};
+use crate::setup::{Effort, median, quantile, runtime, server, tell, tell_ratio};
 
 const TASKS: usize = 64;
 /// Time before a fault that is measured.
@@ -176,7 +176,7 @@ fn tags(cluster: &Cluster) -> Vec<String> {
 
 pub(crate) fn run(effort: Effort) {
     let cluster = Cluster::start(server()).expect("a cluster starts; cluster-testenv/install brings the servers");
-    let runtime = Runtime::new().expect("a runtime");
+    let runtime = runtime();
     let manager =
         runtime.block_on(RedisManager::connect(Topology::cluster(cluster.urls()))).expect("a manager connects");
     let tags = tags(&cluster);
@@ -188,9 +188,8 @@ pub(crate) fn run(effort: Effort) {
         let of = |value: fn(&Outcome) -> Duration| {
             median(&mut outcomes.iter().map(|outcome| value(outcome).as_secs_f64() * 1e3).collect::<Vec<f64>>())
         };
-        let (during, before) = (of(|outcome| outcome.p99_during), of(|outcome| outcome.p99_before));
-        let sides = format!("medians {during:.2} ms against {before:.2} ms");
-        tell(&format!("{fault:?}: other shards' p99, during / before"), &sides, during / before, AtMost(2.0));
+        let p99s = [of(|outcome| outcome.p99_during), of(|outcome| outcome.p99_before)];
+        tell_ratio(&format!("{fault:?}: other shards' p99, during / before"), p99s, "ms", AtMost(2.0));
         let longest = outcomes.iter().map(|outcome| outcome.recovery).max().unwrap_or_default();
         let (recovery, outage) = (of(|outcome| outcome.recovery), of(|outcome| outcome.outage));
         let sides = format!(

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{NamedLock, RedisManager, RwLockManager, Topology, write};
+use redis_rwlock::{NamedLock, RedisManager, RwLockManager, write};
 use tokio::runtime::Builder;
 
 use crate::setup::Target::AtMost;
-use crate::setup::{Effort, connect, pair, quantile, start_node, tell};
+use crate::setup::{Effort, manager, p50_us, pair, start_node, tell_ratio};
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 
@@ -18,8 +18,8 @@ async fn pair_of_all(manager: &RedisManager, names: &[NamedLock]) -> Duration {
     began.elapsed()
 }
 
-/// Returns the p50 of three names and of one.
-async fn p50s(manager: RedisManager, turns: usize) -> [Duration; 2] {
+/// Returns the p50 of three names and of one, in microseconds.
+async fn p50s(manager: RedisManager, turns: usize) -> [f64; 2] {
     let names = NAMES.map(write);
     let (mut three, mut one) = (Vec::new(), Vec::new());
     for turn in 0..turns + turns / 10 {
@@ -35,7 +35,7 @@ async fn p50s(manager: RedisManager, turns: usize) -> [Duration; 2] {
             one.push(took[1]);
         }
     }
-    [three, one].map(|mut samples| quantile(&mut samples, 0.5))
+    [three, one].map(|mut samples| p50_us(&mut samples))
 }
 
 pub(crate) fn run(effort: Effort) {
@@ -45,12 +45,10 @@ pub(crate) fn run(effort: Effort) {
         ("current-thread runtime", Builder::new_current_thread()),
     ] {
         let runtime = builder.enable_all().build().expect("a runtime");
-        let manager = runtime.block_on(connect(RedisManager::builder(Topology::node(node.url()))));
+        let manager = runtime.block_on(manager(&node));
         // A task of the runtime, as services have them.
         let measured = runtime.spawn(p50s(manager, effort.of(10_000, 3_000, 10)));
-        let [three, one] = runtime.block_on(measured).expect("measured");
-        let sides = format!("p50 {three:?} against {one:?}");
-        let ratio = three.div_duration_f64(one);
-        tell(&format!("three free names in one step, {name} / one name"), &sides, ratio, AtMost(1.5));
+        let p50s = runtime.block_on(measured).expect("measured");
+        tell_ratio(&format!("three free names in one step, {name} / one name"), p50s, "us", AtMost(1.5));
     }
 }

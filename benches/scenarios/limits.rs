@@ -17,12 +17,7 @@ mod processes;
 mod requests;
 mod waiters;
 
-use std::io::stdin;
-
-use redis_rwlock::Error;
-
 use crate::Scenario;
-use crate::setup::child::Worker;
 
 /// Word that stands for all of them.
 pub(crate) const ALL: &str = "limits";
@@ -48,43 +43,5 @@ pub(crate) fn serve_as(load: &str, url: &str) {
         "requests" => requests::load(url),
         "list" => list::list(url),
         _ => panic!("there is no load {load:?}"),
-    }
-}
-
-/// Process with a load, which obeys orders.
-struct Loader(Worker);
-
-impl Loader {
-    fn start(load: &str, url: &str) -> Self {
-        Self(Worker::start_child(&["limits", load, url]))
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// Gives an order. Returns the numbers of the answer, or the text of a failure.
-    fn order<const N: usize>(&mut self, order: &str) -> Result<[f64; N], String> {
-        let answer = self.0.order(order);
-        if let Some(failure) = answer.strip_prefix(FAILED) {
-            return Err(failure.trim().to_owned());
-        }
-        let numbers: Vec<f64> = answer.split_whitespace().map(|word| word.parse().expect("a number")).collect();
-        numbers.try_into().map_err(|numbers| format!("the process answered {numbers:?}"))
-    }
-}
-
-const FAILED: &str = "failed: ";
-
-/// Obeys the orders on the standard input, and answers each with a line.
-fn obey(mut act: impl FnMut(&str) -> Result<Vec<f64>, Error>) {
-    for line in stdin().lines() {
-        match act(&line.expect("a line")) {
-            Ok(numbers) => {
-                let words: Vec<String> = numbers.iter().map(f64::to_string).collect();
-                println!("{}", words.join(" "));
-            }
-            Err(error) => println!("{FAILED}{}", error.to_string().replace('\n', " ")),
-        }
     }
 }

@@ -19,7 +19,6 @@ mod outage;
 mod quorum;
 mod read_release;
 mod recalls;
-mod schemes;
 mod scripts;
 mod setup;
 mod throughput;
@@ -35,7 +34,7 @@ use setup::Effort;
 /// A scenario: its name, its subject, and its function.
 type Scenario = (&'static str, &'static str, fn(Effort));
 
-const SCENARIOS: [Scenario; 19] = [
+const SCENARIOS: [Scenario; 18] = [
     ("uncontended", "time of a pair (an acquisition and its release) by one task", uncontended::run),
     ("groups", "time of an acquisition of three names in one step, beside that of one name", groups::run),
     ("throughput", "pairs a second and client CPU of 256 tasks; BENCH_BEFORE: of another revision", throughput::run),
@@ -54,7 +53,6 @@ const SCENARIOS: [Scenario; 19] = [
     ("local_crowds", "client CPU of thousands of local waiters, subscriptions and watches", local_crowds::run),
     ("scripts", "server CPU of each script, beside a lock-shaped one and those of 42d087c", scripts::run),
     ("longest_scripts", "server CPU of the longest scripts, beside 10,000 readers", longest_scripts::run),
-    ("schemes", "pairs a second of all schemes under the same loads, by criterion; no targets", schemes::run),
 ];
 
 fn main() -> ExitCode {

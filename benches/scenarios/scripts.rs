@@ -1,5 +1,5 @@
 //! Server CPU of the scripts of the hash scheme, beside those of 42d087c (`benches/baseline`), a lock-shaped script and
-//! one that does nothing. Pairs also run in the portable form. All take turns on one server, and the medians count.
+//! one that does nothing. All take turns on one server, and the medians count.
 //!
 //! The CPU time is that of the server's process (`INFO cpu`) for each call: what an owner of servers pays, with reading
 //! the request and writing the answer. Requests come in batches, so that the server has something to do all the time.
@@ -8,9 +8,11 @@
 use cluster_testenv::Client;
 
 use crate::setup::Target::AtMost;
-use crate::setup::portable::portable;
 use crate::setup::scripts::hash;
-use crate::setup::{Effort, LOCK_SHAPE, NO_OP, load, median, send, server, server_cpu_us, start_node, tell};
+use crate::setup::{
+    Effort, LOCK_SHAPE, NO_OP, TIMESTAMP_CLIENTS, evalsha, load, lock_key, median, send, server, server_cpu_us,
+    start_node, tell,
+};
 
 /// Calls of one kind between two looks at the server's CPU time.
 const CALLS: usize = 300;
@@ -74,16 +76,17 @@ struct Set {
 
 impl Set {
     fn acquire(&self, key: &str, n: usize, mode: &str, patience_ms: &str) -> Command {
-        let call = ["EVALSHA", &self.acquire, "1", key, "9000000000000", &id(n), mode, "10000", patience_ms, "64"];
-        call.iter().chain(self.limits).map(|&word| word.to_owned()).collect()
+        let id = id(n);
+        let call = ["9000000000000", &id, mode, "10000", patience_ms, "64"];
+        evalsha(&self.acquire, &[key], &[&call, self.limits].concat())
     }
 
     fn leave(&self, key: &str, n: usize) -> Command {
-        ["EVALSHA", &self.leave, "1", key, &id(n)].iter().chain(self.limits).map(|&word| word.to_owned()).collect()
+        evalsha(&self.leave, &[key], &[&[&*id(n)], self.limits].concat())
     }
 
     fn renew(&self, key: &str, n: usize) -> Command {
-        ["EVALSHA", &self.renew, "1", key, &id(n), "10000"].map(str::to_owned).to_vec()
+        evalsha(&self.renew, &[key], &[&id(n), "10000"])
     }
 }
 
@@ -99,7 +102,7 @@ struct Bench {
 impl Bench {
     fn key(&mut self) -> String {
         self.locks += 1;
-        format!("rwlock:{{{}}}:lock", self.locks)
+        lock_key(self.locks)
     }
 
     /// Returns the microseconds of the server for each call.
@@ -111,7 +114,7 @@ impl Bench {
 
     /// Measures a script with the arguments of the lock-shaped one.
     fn other(&mut self, digest: &str, at_once: usize) -> f64 {
-        let call = ["EVALSHA", digest, "1", &self.key(), "x", "100000"].map(str::to_owned).to_vec();
+        let call = evalsha(digest, &[&self.key()], &["x", "100000"]);
         self.measure(&vec![call; CALLS], at_once)
     }
 
@@ -169,30 +172,23 @@ pub(crate) fn run(effort: Effort) {
     let node = start_node();
     let mut bench = Bench { client: node.client().expect("the server answers"), locks: 0 };
     let [no_op, shape] = [NO_OP, LOCK_SHAPE].map(|text| load(&mut bench.client, text));
+    let mut set = |texts: [String; 3], limits| {
+        let [acquire, leave, renew] = texts.map(|text| load(&mut bench.client, &text));
+        Set { acquire, leave, renew, limits }
+    };
     let old = [OLD_ACQUIRE, OLD_LEAVE, OLD_RENEW].map(|text| text.replace("--@queue", OLD_QUEUE));
-    let [acquire, leave, renew] = old.map(|text| load(&mut bench.client, &text));
-    let old = Set { acquire, leave, renew, limits: &["1000", "3000"] };
-    let new = [hash::ACQUIRE, hash::LEAVE, hash::RENEW];
-    let [acquire, leave, renew] = new.map(|text| load(&mut bench.client, text));
-    let new = Set { acquire, leave, renew, limits: &["1000 3000"] };
-    let forms = [hash::ACQUIRE, hash::LEAVE, hash::RENEW].map(portable);
-    let [acquire, leave, renew] = forms.map(|text| load(&mut bench.client, &text));
-    let portable = Set { acquire, leave, renew, limits: &["1000 3000"] };
+    let old = set(old, &["1000", "3000"]);
+    let new = set([hash::ACQUIRE, hash::LEAVE, hash::RENEW].map(str::to_owned), &[TIMESTAMP_CLIENTS]);
     for (name, case, at_once, judge) in CASES {
-        let mut costs = [const { Vec::new() }; 5];
+        let mut costs = [const { Vec::new() }; 4];
         for _ in 0..effort.of(31, 9, 1) {
             costs[0].push(bench.other(&no_op, at_once));
             costs[1].push(bench.other(&shape, at_once));
             costs[2].push(bench.case(case, &old, at_once));
             costs[3].push(bench.case(case, &new, at_once));
-            costs[4].push(bench.case(case, &portable, at_once));
         }
-        let [no_op, shape, before, now, portable] = costs.each_mut().map(|costs| median(costs));
+        let [no_op, shape, before, now] = costs.each_mut().map(|costs| median(costs));
         let sides = format!("{now:.1} us of {}, no-op {no_op:.1}, shape {shape:.1}, before {before:.1}", server());
-        if let Case::Pair(_) = case {
-            let sides = format!("{portable:.1} us of {}, fast form {now:.1}", server());
-            tell(&format!("{name}, server CPU, portable form / fast form"), &sides, portable / now, AtMost(1.5));
-        }
         match judge {
             Judge::Shape(bound) => {
                 tell(&format!("{name}, server CPU, now / a lock-shaped script"), &sides, now / shape, AtMost(bound));

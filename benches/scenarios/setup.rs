@@ -9,9 +9,11 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, Value};
-use redis_rwlock::{Build, Builder, RwLockManager};
+use redis_rwlock::{Builder, Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
 
 // The paths are written out, because `benches/peers` includes this file from another folder.
 #[path = "setup/child.rs"]
@@ -19,8 +21,6 @@ pub(crate) mod child;
 #[path = "setup/process.rs"]
 pub(crate) mod process;
 
-#[path = "../../lua/portable.rs"]
-pub(crate) mod portable;
 #[path = "../../lua/scripts.rs"]
 pub(crate) mod scripts;
 
@@ -69,9 +69,18 @@ pub(crate) fn start_pair(server: Server) -> [Node; 2] {
     [primary, replica]
 }
 
+pub(crate) fn runtime() -> Runtime {
+    Runtime::new().expect("a runtime")
+}
+
 /// Connects a manager that renews nothing.
-pub(crate) async fn connect<M: Build>(builder: Builder<M>) -> M {
+pub(crate) async fn connect(builder: Builder<RedisManager>) -> RedisManager {
     builder.lease(LONG_LEASE).max_hold(LONG_LEASE * 2).connect().await.expect("a manager")
+}
+
+/// Connects such a manager to a node.
+pub(crate) async fn manager(node: &Node) -> RedisManager {
+    connect(RedisManager::builder(node.url())).await
 }
 
 /// Acquires a lock for writing and releases it. Returns the time that both took.
@@ -131,6 +140,17 @@ pub(crate) async fn bare_connection(url: &str) -> MultiplexedConnection {
     client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }
 
+/// Returns the key of a lock of the hash scheme.
+pub(crate) fn lock_key(name: impl fmt::Display) -> String {
+    format!("rwlock:{{{name}}}:lock")
+}
+
+/// Returns the words of a call of a script.
+pub(crate) fn evalsha(digest: &str, keys: &[&str], arguments: &[&str]) -> Vec<String> {
+    let head = ["EVALSHA".to_owned(), digest.to_owned(), keys.len().to_string()];
+    head.into_iter().chain(keys.iter().chain(arguments).map(|&word| word.to_owned())).collect()
+}
+
 /// Returns the digest by which a script is called.
 pub(crate) fn digest(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
@@ -146,6 +166,24 @@ pub(crate) fn foreign_id() -> String {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     let n = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     format!("0123456789abcdef0123456789abcdef.{n}.localhost:12345")
+}
+
+/// Returns the id of a member of a crowd, which the server counts as a process.
+pub(crate) fn member_id(member: usize) -> String {
+    format!("0123456789abcdef0123456789abcdef.{member}.service")
+}
+
+/// Lets a task write each lock.
+pub(crate) fn spawn_writes(
+    manager: &RedisManager,
+    names: impl IntoIterator<Item = String>,
+) -> JoinSet<Result<WriteGuard, Error>> {
+    let mut tasks = JoinSet::new();
+    for name in names {
+        let manager = manager.clone();
+        tasks.spawn(async move { manager.write(&name).await });
+    }
+    tasks
 }
 
 /// Scripts called by their digests without the crate.
@@ -331,11 +369,20 @@ pub(crate) fn load(client: &mut Client, text: &str) -> String {
     reply.text().expect("a digest").into_owned()
 }
 
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
 /// Returns the value below which this share of the samples lie.
 pub(crate) fn quantile(samples: &mut [Duration], share: f64) -> Duration {
     assert!(!samples.is_empty());
     samples.sort_unstable();
     samples[((samples.len() - 1) as f64 * share).round() as usize]
+}
+
+/// Returns the p50 in microseconds.
+pub(crate) fn p50_us(samples: &mut [Duration]) -> f64 {
+    micros(quantile(samples, 0.5))
 }
 
 pub(crate) fn median(samples: &mut [f64]) -> f64 {
@@ -358,14 +405,28 @@ impl Sides {
     }
 
     /// Returns the medians of both sides.
-    pub(crate) fn medians(&mut self) -> [f64; 2] {
+    pub(crate) fn medians(&self) -> [f64; 2] {
         [median(&mut self.ours.clone()), median(&mut self.others.clone())]
+    }
+
+    /// Prints the median of the ratios of all turns as a figure.
+    pub(crate) fn tell(&self, what: &str, unit: &str, target: Target) {
+        tell(what, &against(self.medians(), unit), self.ratio(), target);
     }
 
     /// Returns the median of the ratios of all turns.
     pub(crate) fn ratio(&self) -> f64 {
         median(&mut self.ours.iter().zip(&self.others).map(|(ours, others)| ours / others).collect::<Vec<_>>())
     }
+}
+
+fn against([ours, others]: [f64; 2], unit: &str) -> String {
+    format!("{ours:.2} {unit} against {others:.2} {unit}")
+}
+
+/// Prints a figure that is the ratio of both sides.
+pub(crate) fn tell_ratio(what: &str, sides: [f64; 2], unit: &str, target: Target) {
+    tell(what, &against(sides, unit), sides[0] / sides[1], target);
 }
 
 /// Target of a figure.

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Node;
-use redis_rwlock::{RedisManager, Topology};
+use redis_rwlock::RedisManager;
 use tokio::runtime::Builder;
 
 use crate::setup::Target::AtMost;
-use crate::setup::{Bare, CommandStats, Effort, connect, foreign_id, pair, quantile, start_node, tell};
+use crate::setup::{Bare, CommandStats, Effort, foreign_id, manager, p50_us, pair, start_node, tell, tell_ratio};
 
 /// Key of the bare calls, beside that of the crate.
 const KEY: &str = "rwlock:{bench}:bare";
@@ -32,8 +32,8 @@ impl Rows {
     }
 }
 
-/// Returns the p50 of each row.
-async fn p50s(mut rows: Rows, turns: usize) -> [Duration; ROWS] {
+/// Returns the p50 of each row, in microseconds.
+async fn p50s(mut rows: Rows, turns: usize) -> [f64; ROWS] {
     let mut samples = [const { Vec::new() }; ROWS];
     for turn in 0..turns + turns / 10 {
         for step in 0..ROWS {
@@ -45,7 +45,7 @@ async fn p50s(mut rows: Rows, turns: usize) -> [Duration; ROWS] {
             }
         }
     }
-    samples.map(|mut samples| quantile(&mut samples, 0.5))
+    samples.map(|mut samples| p50_us(&mut samples))
 }
 
 /// Counts the commands of acquisitions and releases, by the server.
@@ -72,16 +72,15 @@ pub(crate) fn run(effort: Effort) {
         ("current-thread runtime", Builder::new_current_thread()),
     ] {
         let runtime = builder.enable_all().build().expect("a runtime");
-        let ours = runtime.block_on(connect(RedisManager::builder(Topology::node(node.url()))));
+        let ours = runtime.block_on(manager(&node));
         let rows = Rows { ours: ours.clone(), bare: runtime.block_on(Bare::connect(&node)) };
         // A task of the runtime, as services have them.
         let measured = runtime.spawn(p50s(rows, effort.of(10_000, 3_000, 10)));
         let [own, floor0, floor1, shaped] = runtime.block_on(measured).expect("measured");
         for (floor, what, bound) in [(floor0, "floor0", 1.35), (floor1, "floor1", 1.10)] {
-            let sides = format!("p50 {own:?} against {floor:?}");
-            tell(&format!("uncontended, {name}, ours / {what}"), &sides, own.div_duration_f64(floor), AtMost(bound));
+            tell_ratio(&format!("uncontended, {name}, ours / {what}"), [own, floor], "us", AtMost(bound));
         }
-        println!("row: {name}, two lock-shaped scripts / floor0: {:.3}", shaped.div_duration_f64(floor0));
+        println!("row: {name}, two lock-shaped scripts / floor0: {:.3}", shaped / floor0);
         runtime.block_on(count_commands(&ours, &node, effort.of(1000, 1000, 10)));
     }
 }

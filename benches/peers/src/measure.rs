@@ -6,7 +6,7 @@ use cluster_testenv::Node;
 
 use crate::lock_server::LockServer;
 use crate::place::Servers;
-use crate::setup::{CommandStats, info, info_number, server_cpu_us};
+use crate::setup::{CommandStats, info, info_number, micros, server_cpu_us};
 
 /// Result of a turn: the acquisitions, their latencies, and the processor time.
 pub(crate) struct Turn {
@@ -128,8 +128,4 @@ impl Turn {
         let count = |of: Option<&u64>| of.map_or(0.0, |count| *count as f64);
         (count(self.served.iter().min()), count(self.served.iter().max()))
     }
-}
-
-pub(crate) fn micros(span: Duration) -> f64 {
-    span.as_secs_f64() * 1e6
 }

@@ -228,16 +228,7 @@ impl Kind {
     pub(crate) async fn connect(self, urls: &[String], lease: Duration) -> Box<dyn Peer> {
         let url = urls[0].as_str();
         match self {
-            Self::Ours
-            | Self::OursIdle
-            | Self::OursTwoKeys
-            | Self::OursInMemory
-            | Self::OursOnCluster
-            | Self::OursReplicated
-            | Self::OursQuorum
-            | Self::OursRedisson
-            | Self::OursThree
-            | Self::OursThreeInTurn => ours::connect(self, urls, lease).await,
+            _ if self.is_ours() && self != Self::OursBlocking => ours::connect(self, urls, lease).await,
             Self::Rlock => rlock::connect(url).await,
             Self::Rslock => rslock::connect(url),
             Self::Distkit => distkit::connect(url, lease).await,
@@ -251,13 +242,7 @@ impl Kind {
             Self::BarePush => hand_over::connect(url, hand_over::Script::Push).await,
             Self::BareRelease => hand_over::connect(url, hand_over::Script::Release).await,
             Self::FairQueue => fair_queue::connect(url).await,
-            Self::OursBlocking
-            | Self::Redisson
-            | Self::RedissonThree
-            | Self::Redsync
-            | Self::Dsync
-            | Self::RedisSemaphore
-            | Self::RedisPy => unreachable!("{} is no lock for tasks of this program", self.name()),
+            _ => unreachable!("{} is no lock for tasks of this program", self.name()),
         }
     }
 }

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use cluster_testenv::Server;
-use tokio::runtime::Runtime;
 
 use crate::load::{ALL_WRITE, Load, Shape};
 use crate::measure::Turn;
@@ -240,9 +239,4 @@ impl Carried {
         let turn = carry(kind, &servers, &load, self.processes)?;
         if turn.is_empty() { Err("nobody was served".to_owned()) } else { Ok(((self.figures)(&turn), turn.versions)) }
     }
-}
-
-/// Returns a runtime for measurements in this process.
-fn runtime() -> Runtime {
-    Runtime::new().expect("a runtime")
 }

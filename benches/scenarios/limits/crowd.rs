@@ -3,7 +3,7 @@
 use cluster_testenv::{Client, Node, Reply};
 
 use crate::setup::scripts::hash;
-use crate::setup::{TIMESTAMP_CLIENTS, load, send};
+use crate::setup::{TIMESTAMP_CLIENTS, evalsha, load, lock_key, member_id, send};
 
 /// Requests in one pipeline.
 const AT_ONCE: usize = 500;
@@ -37,10 +37,9 @@ impl Crowd {
             let members = first..(first + CHUNK).min(to);
             let commands: Vec<Vec<String>> = members
                 .map(|member| {
-                    let (key, id) = (key(&name(member)), id(member));
+                    let (key, id) = (lock_key(name(member)), member_id(member));
                     let arguments = ["9000000000000", &id, mode, LONG_MS, patience_ms, "1", TIMESTAMP_CLIENTS];
-                    let head = ["EVALSHA", &self.acquire, "1", &key];
-                    head.iter().chain(&arguments).map(|&word| word.to_owned()).collect()
+                    evalsha(&self.acquire, &[&key], &arguments)
                 })
                 .collect();
             send(&mut self.client, &commands, AT_ONCE);
@@ -49,7 +48,7 @@ impl Crowd {
 
     /// Releases the hold of a member.
     pub(super) fn leave(&mut self, name: &str, member: usize) {
-        let command = ["EVALSHA", &self.leave, "1", &key(name), &id(member), TIMESTAMP_CLIENTS];
+        let command = evalsha(&self.leave, &[&lock_key(name)], &[&member_id(member), TIMESTAMP_CLIENTS]);
         let reply = self.client.command(&command).and_then(Reply::into_result).expect("the server answers");
         assert!(reply.text().is_some_and(|text| text.starts_with("held")), "{reply:?}");
     }
@@ -63,12 +62,4 @@ impl Crowd {
             send(&mut self.client, &commands, AT_ONCE);
         }
     }
-}
-
-fn key(name: &str) -> String {
-    format!("rwlock:{{{name}}}:lock")
-}
-
-fn id(member: usize) -> String {
-    format!("0123456789abcdef0123456789abcdef.{member}.service")
 }

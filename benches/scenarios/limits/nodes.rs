@@ -4,29 +4,14 @@ use std::time::{Duration, Instant};
 
 use cluster_testenv::{Client, Cluster};
 use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
 
-use super::climb::{Quantity, Reading};
-use super::probe::{micros, whole};
-use crate::setup::{Effort, connect, info, info_number, pair, server};
+use super::climb::{Reading, climb};
+use super::probe::{quantile_us, whole};
+use crate::setup::{Effort, connect, info, info_number, pair, runtime, server};
 
 /// Long enough that no busy server counts as failed.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);
 const SLOTS: usize = 16_384;
-const NODES: Quantity = Quantity {
-    name: "primaries",
-    watched: "p99 of a pair, us",
-    columns: &[
-        "p50",
-        "first pair on a node, us",
-        "connect, ms",
-        "connections to each node",
-        "ms for the list",
-        "health, ms",
-        "pair after a slot moved, ms",
-        "formed in, s",
-    ],
-};
 
 /// Returns a tag for each primary, so that a lock with this tag lies there. The slots are shared out in order.
 fn tags(cluster: &Cluster, count: usize) -> Vec<(u16, String)> {
@@ -97,31 +82,30 @@ fn read(effort: Effort, count: usize) -> Result<Reading, String> {
     let cluster = builder.start().map_err(|error| format!("this machine does not form it: {error}"))?;
     let formed = began.elapsed();
     let tags = tags(&cluster, count);
-    let runtime = Runtime::new().expect("a runtime");
+    let runtime = runtime();
     let pairs = effort.of(10_000, 3_000, 20);
     let (mut times, manager) = runtime.block_on(measure(&cluster, &tags, pairs)).map_err(|error| error.to_string())?;
     let (slot, tag) = &tags[0];
     cluster.migrate_slot(*slot, &cluster.nodes()[1]).map_err(|error| error.to_string())?;
     let moved = runtime.block_on(pair(&manager, &format!("{{{tag}}}:lock")));
-    let ms = |samples: &mut Vec<Duration>| format!("{:.1}", micros(samples, 0.5) / 1e3);
+    let ms = |samples: &mut Vec<Duration>| format!("{:.1}", quantile_us(samples, 0.5) / 1e3);
     Ok(Reading {
-        watched: micros(&mut times.pairs, 0.99),
+        watched: quantile_us(&mut times.pairs, 0.99),
         cells: vec![
-            whole(micros(&mut times.pairs, 0.5)),
-            whole(micros(&mut times.firsts, 0.5)),
-            ms(&mut times.connects),
-            format!("{:.1}", times.connections),
-            ms(&mut times.lists),
-            ms(&mut times.healths),
-            format!("{:.1}", moved.as_secs_f64() * 1e3),
-            format!("{:.1}", formed.as_secs_f64()),
+            ("p50", whole(quantile_us(&mut times.pairs, 0.5))),
+            ("first pair on a node, us", whole(quantile_us(&mut times.firsts, 0.5))),
+            ("connect, ms", ms(&mut times.connects)),
+            ("connections to each node", format!("{:.1}", times.connections)),
+            ("ms for the list", ms(&mut times.lists)),
+            ("health, ms", ms(&mut times.healths)),
+            ("pair after a slot moved, ms", format!("{:.1}", moved.as_secs_f64() * 1e3)),
+            ("formed in, s", format!("{:.1}", formed.as_secs_f64())),
         ],
-        bytes: 0.0,
-        failure: None,
+        ..Reading::default()
     })
 }
 
 pub(super) fn run(effort: Effort) {
     let loads = effort.of(&[3, 6, 12, 24, 48, 96][..], &[3, 12, 24], &[3]);
-    NODES.climb(loads, |count| read(effort, count).unwrap_or_else(Reading::of_failure));
+    climb(["primaries", "p99 of a pair, us"], loads, |count| read(effort, count));
 }

@@ -14,12 +14,11 @@ use goods::Goods;
 use steps::{Steps, Way};
 use tokio::task::JoinSet;
 
-use super::{About, Comparison, Entrant, Figures, Setting, runtime};
-use crate::measure::micros;
+use super::{About, Comparison, Entrant, Figures, Setting};
 use crate::peer::{Facts, Kind, Role};
 use crate::place::{Place, Servers};
 use crate::program::Program;
-use crate::setup::quantile;
+use crate::setup::{micros, quantile, runtime};
 use crate::table::Better;
 
 const COLUMNS: [&str; 6] = ["both in 60 s", "listed", "bought", "tries again", "purchase p50 us", "p99 us"];

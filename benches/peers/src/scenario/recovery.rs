@@ -9,8 +9,9 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis_rwlock::{Durability, RedisManager, Replicas, RwLockManager, Topology};
 
-use super::{About, Comparison, Figures, Setting, runtime};
+use super::{About, Comparison, Figures, Setting};
 use crate::peer::{Kind, Role};
+use crate::setup::runtime;
 use crate::table::Better;
 
 const NAME: &str = "recovery";
