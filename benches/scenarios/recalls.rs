@@ -15,7 +15,7 @@ use crate::setup::child::{Worker, obey};
 use crate::setup::process::{processor_time, resident_bytes};
 use crate::setup::{
     Bare, CommandStats, Effort, Messages, few_at_a_time, foreign_id, lock_key, median, micros, runtime, start_node,
-    tell, tell_ratio,
+    tell, tell_ratio, timed,
 };
 
 const CACHE_FOR: Duration = Duration::from_secs(600);
@@ -88,9 +88,7 @@ async fn bare_releases(readers: &mut [Bare]) -> f64 {
     for (bare, id) in readers.iter_mut().zip(&ids) {
         bare.acquire(key, id, "r").await;
     }
-    let began = Instant::now();
-    join_all(readers.iter_mut().zip(&ids).map(|(bare, id)| bare.leave(key, id))).await;
-    micros(began.elapsed())
+    micros(timed(join_all(readers.iter_mut().zip(&ids).map(|(bare, id)| bare.leave(key, id)))).await.1)
 }
 
 async fn measure_recalls(effort: Effort, node: &Node) -> Samples {
@@ -104,34 +102,29 @@ async fn measure_recalls(effort: Effort, node: &Node) -> Samples {
             all = Samples::default(); // warm
         }
         cache(&keeper, "one").await;
-        let began = Instant::now();
-        let guard = other.write("one").cache_for(Duration::ZERO).await.expect("granted");
-        all.write.push(micros(began.elapsed()));
-        guard.release().await.expect("released");
+        let (guard, took) = timed(other.write("one").cache_for(Duration::ZERO)).await;
+        all.write.push(micros(took));
+        guard.expect("granted").release().await.expect("released");
 
         cache(&keeper, "one").await;
-        let began = Instant::now();
-        let guard = other.write("one").cache_for(Duration::ZERO).try_now().await.expect("answered");
-        all.try_cached.push(micros(began.elapsed()));
-        guard.expect("nobody is inside").release().await.expect("released");
+        let (guard, took) = timed(other.write("one").cache_for(Duration::ZERO).try_now()).await;
+        all.try_cached.push(micros(took));
+        guard.expect("answered").expect("nobody is inside").release().await.expect("released");
 
         cache(&keeper, "one").await;
         let inside: ReadGuard = keeper.read("one").await.expect("granted");
-        let began = Instant::now();
-        assert!(other.try_write("one").await.expect("answered").is_none());
-        all.try_used.push(micros(began.elapsed()));
+        let (refused, took) = timed(other.try_write("one")).await;
+        assert!(refused.expect("answered").is_none());
+        all.try_used.push(micros(took));
         inside.release().await.expect("released");
 
         all.two_hops.push(hops.measure().await);
-        let began = Instant::now();
-        readers[0].no_op("hop").await;
-        all.round_trip.push(micros(began.elapsed()));
+        all.round_trip.push(micros(timed(readers[0].no_op("hop")).await.1));
         if round % 10 == 1 {
             join_all(keepers.iter().map(|keeper| cache(keeper, "many"))).await;
-            let began = Instant::now();
-            let guard = other.write("many").cache_for(Duration::ZERO).await.expect("granted");
-            all.many.push(micros(began.elapsed()));
-            guard.release().await.expect("released");
+            let (guard, took) = timed(other.write("many").cache_for(Duration::ZERO)).await;
+            all.many.push(micros(took));
+            guard.expect("granted").release().await.expect("released");
             all.releases.push(bare_releases(&mut readers).await);
             all.minimal.push(minimal.measure().await);
         }

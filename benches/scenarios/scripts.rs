@@ -19,7 +19,6 @@ const CALLS: usize = 300;
 /// Scripts of 42d087c.
 const OLD_ACQUIRE: &str = include_str!("../baseline/acquire.lua");
 const OLD_LEAVE: &str = include_str!("../baseline/leave.lua");
-const OLD_RENEW: &str = include_str!("../baseline/renew.lua");
 const OLD_QUEUE: &str = include_str!("../baseline/queue.lua");
 
 #[derive(Clone, Copy)]
@@ -36,8 +35,6 @@ enum Case {
     Join(usize),
     /// A writer releases to a writer that has come meanwhile.
     HandOver,
-    /// Like the load of a service.
-    Mixed,
 }
 
 /// Side that a case is compared with, and the target.
@@ -49,7 +46,7 @@ enum Judge {
 }
 
 /// Cases, the number of requests that come at once, and what is judged.
-const CASES: [(&str, Case, usize, Judge); 11] = [
+const CASES: [(&str, Case, usize, Judge); 10] = [
     ("write pair in batches", Case::Pair("w"), CALLS, Judge::Shape(1.4)),
     ("read pair in batches", Case::Pair("r"), CALLS, Judge::Shape(1.7)),
     ("write pair, one by one", Case::Pair("w"), 1, Judge::None),
@@ -60,7 +57,6 @@ const CASES: [(&str, Case, usize, Judge); 11] = [
     ("join beside 5", Case::Join(5), CALLS, Judge::Before(0.9)),
     ("join beside 15", Case::Join(15), CALLS, Judge::Before(0.7)),
     ("queued and handed over", Case::HandOver, CALLS, Judge::None),
-    ("mixed load", Case::Mixed, CALLS, Judge::None),
 ];
 
 type Command = Vec<String>;
@@ -69,7 +65,6 @@ type Command = Vec<String>;
 struct Set {
     acquire: String,
     leave: String,
-    renew: String,
     /// Limits of timestamp clients, as these scripts take them.
     limits: &'static [&'static str],
 }
@@ -83,10 +78,6 @@ impl Set {
 
     fn leave(&self, key: &str, n: usize) -> Command {
         evalsha(&self.leave, &[key], &[&[&*id(n)], self.limits].concat())
-    }
-
-    fn renew(&self, key: &str, n: usize) -> Command {
-        evalsha(&self.renew, &[key], &[&id(n), "10000"])
     }
 }
 
@@ -144,27 +135,9 @@ impl Bench {
                 let pair = |n| [set.acquire(&key, n + 1, "w", "60000"), set.leave(&key, n)];
                 (vec![set.acquire(&key, 0, "w", "0")], (0..CALLS / 2).flat_map(pair).collect())
             }
-            Case::Mixed => self.mixed(set, &key),
         };
         send(&mut self.client, &prepare, CALLS);
         self.measure(&calls, at_once)
-    }
-
-    /// Returns what prepares the locks of a mixed load, and its requests. Of each 20 requests, 12 are uncontended pairs,
-    /// four are joins beside five readers and their releases, two queue a writer and hand the lock over, and two renew.
-    fn mixed(&mut self, set: &Set, free: &str) -> (Vec<Command>, Vec<Command>) {
-        let [read, queued, held] = [(); 3].map(|()| self.key());
-        let mut prepare = vec![set.acquire(&queued, 0, "w", "0"), set.acquire(&held, 0, "w", "0")];
-        prepare.extend((1..6).map(|n| set.acquire(&read, n, "r", "0")));
-        let requests = (0..CALLS / 20).flat_map(|n| {
-            let modes = ["w", "r"].into_iter().cycle().take(6);
-            let pairs = modes.flat_map(|mode| [set.acquire(free, n, mode, "0"), set.leave(free, n)]);
-            let joins = (6..8).flat_map(|n| [set.acquire(&read, n, "r", "0"), set.leave(&read, n)]);
-            let hand_over = [set.acquire(&queued, n + 1, "w", "60000"), set.leave(&queued, n)];
-            let renewals = [set.renew(&held, 0), set.renew(&read, 1)];
-            pairs.chain(joins).chain(hand_over).chain(renewals).collect::<Vec<_>>()
-        });
-        (prepare, requests.collect())
     }
 }
 
@@ -172,13 +145,13 @@ pub(crate) fn run(effort: Effort) {
     let node = start_node();
     let mut bench = Bench { client: node.client().expect("the server answers"), locks: 0 };
     let [no_op, shape] = [NO_OP, LOCK_SHAPE].map(|text| load(&mut bench.client, text));
-    let mut set = |texts: [String; 3], limits| {
-        let [acquire, leave, renew] = texts.map(|text| load(&mut bench.client, &text));
-        Set { acquire, leave, renew, limits }
+    let mut set = |texts: [String; 2], limits| {
+        let [acquire, leave] = texts.map(|text| load(&mut bench.client, &text));
+        Set { acquire, leave, limits }
     };
-    let old = [OLD_ACQUIRE, OLD_LEAVE, OLD_RENEW].map(|text| text.replace("--@queue", OLD_QUEUE));
+    let old = [OLD_ACQUIRE, OLD_LEAVE].map(|text| text.replace("--@queue", OLD_QUEUE));
     let old = set(old, &["1000", "3000"]);
-    let new = set([hash::ACQUIRE, hash::LEAVE, hash::RENEW].map(str::to_owned), &[TIMESTAMP_CLIENTS]);
+    let new = set([hash::ACQUIRE, hash::LEAVE].map(str::to_owned), &[TIMESTAMP_CLIENTS]);
     for (name, case, at_once, judge) in CASES {
         let mut costs = [const { Vec::new() }; 4];
         for _ in 0..effort.of(31, 9, 1) {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Client, Node, Reply, Server};
+use cluster_testenv::{Client, Cluster, Node, Reply, Server};
 use futures_util::StreamExt;
 use futures_util::stream;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -38,6 +38,7 @@ redis.call('HMGET', KEYS[1], 'a', 'b', 'c')
 redis.call('HSET', KEYS[1], 'a', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1";
+const SLOTS: usize = 16_384;
 const PUBLISH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1], ARGV[1])";
 
 /// Returns the server that `BENCH_SERVER` names, else Redis 7.0.
@@ -73,6 +74,20 @@ pub(crate) fn runtime() -> Runtime {
     Runtime::new().expect("a runtime")
 }
 
+/// Returns a slot of each primary, and a tag that makes a lock lie there. The slots are shared out in order.
+pub(crate) fn tags(cluster: &Cluster, primaries: usize) -> Vec<(u16, String)> {
+    let mut tags: Vec<Option<(u16, String)>> = vec![None; primaries];
+    for tag in (0..).map(|n| format!("tag{n}")) {
+        let slot = cluster.keyslot(&tag);
+        let owner = (0..primaries).rfind(|owner| SLOTS * owner / primaries <= usize::from(slot));
+        tags[owner.expect("the first begins at 0")].get_or_insert((slot, tag));
+        if tags.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    tags.into_iter().flatten().collect()
+}
+
 /// Connects a manager that renews nothing.
 pub(crate) async fn connect(builder: Builder<RedisManager>) -> RedisManager {
     builder.lease(LONG_LEASE).max_hold(LONG_LEASE * 2).connect().await.expect("a manager")
@@ -88,6 +103,13 @@ pub(crate) async fn pair(manager: &impl RwLockManager, name: &str) -> Duration {
     let began = Instant::now();
     manager.write(name).await.expect("granted").release().await.expect("released");
     began.elapsed()
+}
+
+/// Returns what something gave, and how long it took.
+pub(crate) async fn timed<T>(act: impl IntoFuture<Output = T>) -> (T, Duration) {
+    let began = Instant::now();
+    let value = act.await;
+    (value, began.elapsed())
 }
 
 /// Does something for each number, 16 at a time. The memory of more acquisitions in progress would count as the locks'.

@@ -7,7 +7,7 @@
 //! - `worker`: the work under the locks, which is what you would write
 //! - `store`: the configuration, which refuses an old fencing token; and how an update survives its writer
 //! - `report`: what the workers say, and whether it can be true
-//! - this file: starts workers as processes or as threads, shows the holders of the lock, and kills one worker
+//! - this file: starts workers as processes or as tasks, shows the holders of the lock, and kills one worker
 
 mod report;
 mod store;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{MemoryManager, RedisManager, RwLockManager, Topology};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{interval, timeout};
 
 use crate::report::{Report, say};
@@ -87,37 +87,30 @@ type News = mpsc::UnboundedSender<(usize, String)>;
 struct Member {
     /// The worker stops when this is dropped.
     work: Option<Box<dyn Send>>,
-    /// The worker dies when this is dropped. It can neither release what it holds nor renew it any more.
-    life: Option<Box<dyn Send>>,
+    /// Kills the worker, so that it can neither release what it holds nor renew it any more.
+    kill: Option<Box<dyn FnOnce() + Send>>,
 }
 
 async fn in_this_process() -> Result<bool> {
     let locks = MemoryManager::builder().label("parent").build()?;
     let store = Arc::new(Store::Memory(Default::default()));
-    let start = |number, news| start_thread(number, &locks, &store, news);
+    let start = |number, news| start_task(number, &locks, &store, news);
     parent(Arc::new(locks.clone()), Arc::clone(&store), start).await
 }
 
-/// Starts a worker as a thread of this process, with a runtime of its own.
-fn start_thread(number: usize, locks: &MemoryManager, store: &Arc<Store>, news: News) -> Result<Member> {
+/// Starts a worker as a task of this process.
+fn start_task(number: usize, locks: &MemoryManager, store: &Arc<Store>, news: News) -> Result<Member> {
+    let locks = locks.peer_builder().label(name(number)).lease(LEASE).build()?;
     let (work, stop) = watch::channel(());
-    let (life, death) = oneshot::channel::<()>();
-    let builder = locks.peer_builder().label(name(number)).lease(LEASE);
-    let store = Arc::clone(store);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    thread::spawn(move || {
-        runtime.block_on(async move {
-            let tell = Box::new(move |line| news.send((number, line)).unwrap_or_default());
-            let locks = Arc::new(builder.build().expect("the options are valid"));
-            tokio::select! {
-                () = Worker { locks, store, tell, stop, hangs_at: hangs_at(number) }.run() => {}
-                // A killed process runs no destructors, and renews nothing. So this thread stops, with all that it
-                // holds.
-                _ = death => loop { thread::park() },
-            }
-        });
-    });
-    Ok(Member { work: Some(Box::new(work)), life: Some(Box::new(life)) })
+    let tell = Box::new(move |line| news.send((number, line)).unwrap_or_default());
+    let (store, hangs_at) = (Arc::clone(store), hangs_at(number));
+    let task = tokio::spawn(Worker { locks: Arc::new(locks.clone()), store, tell, stop, hangs_at }.run());
+    let kill = move || {
+        // A killed process sends nothing more.
+        locks.disconnect();
+        task.abort();
+    };
+    Ok(Member { work: Some(Box::new(work)), kill: Some(Box::new(kill)) })
 }
 
 async fn on_a_cluster(urls: &str) -> Result<bool> {
@@ -143,7 +136,7 @@ fn start_process(number: usize, urls: &str, key: &str, news: News) -> Result<Mem
         }
     });
     let input = child.stdin.take().ok_or("no input")?;
-    Ok(Member { work: Some(Box::new(input)), life: Some(Box::new(child)) })
+    Ok(Member { work: Some(Box::new(input)), kill: Some(Box::new(|| drop(child))) })
 }
 
 /// A worker process, from its start to its end.
@@ -188,8 +181,8 @@ async fn parent(
                     (Ok(lock), Ok(fields)) => report.show(&lock, &fields.unwrap_or_default()),
                     (lock, fields) => say(&format!("{LOCK}: {:?} {:?}", lock.err(), fields.err())),
                 }
-                if report.is_time_to_kill() {
-                    team[VICTIM].life = None;
+                if report.is_time_to_kill() && let Some(kill) = team[VICTIM].kill.take() {
+                    kill();
                 }
             }
         }

@@ -7,36 +7,18 @@ use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
 
 use super::climb::{Reading, climb};
 use super::probe::{quantile_us, whole};
-use crate::setup::{Effort, connect, info, info_number, pair, runtime, server};
+use crate::setup::{Effort, connect, info, info_number, pair, runtime, server, tags, timed};
 
 /// Long enough that no busy server counts as failed.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);
-const SLOTS: usize = 16_384;
-
-/// Returns a tag for each primary, so that a lock with this tag lies there. The slots are shared out in order.
-fn tags(cluster: &Cluster, count: usize) -> Vec<(u16, String)> {
-    let mut tags: Vec<Option<(u16, String)>> = vec![None; count];
-    for n in 0.. {
-        let tag = format!("tag{n}");
-        let slot = cluster.keyslot(&tag);
-        let owner =
-            (0..count).rfind(|owner| SLOTS * owner / count <= usize::from(slot)).expect("the first begins at 0");
-        tags[owner].get_or_insert((slot, tag));
-        if tags.iter().all(Option::is_some) {
-            break;
-        }
-    }
-    tags.into_iter().flatten().collect()
-}
 
 fn connections(clients: &mut [Client]) -> f64 {
     clients.iter_mut().map(|client| info_number(&info(client, "clients"), "connected_clients")).sum()
 }
 
-async fn timed<T>(act: impl Future<Output = Result<T, Error>>) -> Result<Duration, Error> {
-    let began = Instant::now();
-    act.await?;
-    Ok(began.elapsed())
+async fn took<T>(act: impl Future<Output = Result<T, Error>>) -> Result<Duration, Error> {
+    let (outcome, took) = timed(act).await;
+    outcome.map(|_| took)
 }
 
 /// Times at one cluster.
@@ -54,7 +36,7 @@ async fn measure(cluster: &Cluster, tags: &[(u16, String)], pairs: usize) -> Res
     let mut times = Times::default();
     let topology = || Topology::cluster(cluster.urls());
     for _ in 0..5 {
-        times.connects.push(timed(RedisManager::connect(topology())).await?);
+        times.connects.push(took(RedisManager::connect(topology())).await?);
     }
     let mut clients: Vec<Client> = cluster.nodes().iter().map(|node| node.client().expect("it answers")).collect();
     // The connections of the managers before are closed.
@@ -69,8 +51,8 @@ async fn measure(cluster: &Cluster, tags: &[(u16, String)], pairs: usize) -> Res
         times.pairs.push(pair(&manager, &names[n % names.len()]).await);
     }
     for _ in 0..10 {
-        times.lists.push(timed(manager.locks()).await?);
-        times.healths.push(timed(manager.health()).await?);
+        times.lists.push(took(manager.locks()).await?);
+        times.healths.push(took(manager.health()).await?);
     }
     times.connections = (connections(&mut clients) - before) / names.len() as f64;
     Ok((times, manager))

@@ -1,13 +1,13 @@
 //! Bytes of a note: what a note costs when it is set, at each renewal, and in `inspect`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster_testenv::Node;
 use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager, WriteGuard};
 
 use super::climb::{Reading, climb};
 use super::probe::{kib_each, quantile_us, whole};
-use crate::setup::{CommandStats, Effort, few_at_a_time, info, info_number, manager, runtime, start_node};
+use crate::setup::{CommandStats, Effort, few_at_a_time, info, info_number, manager, runtime, start_node, timed};
 
 /// Short, so that there are many renewals.
 const LEASE: Duration = Duration::from_secs(3);
@@ -36,9 +36,9 @@ impl Noted {
     async fn set(&self, text: &str) -> Result<Vec<Duration>, Error> {
         let mut times = Vec::new();
         for guard in &self.writers {
-            let began = Instant::now();
-            guard.set_note(text).await?;
-            times.push(began.elapsed());
+            let (set, took) = timed(guard.set_note(text)).await;
+            set?;
+            times.push(took);
         }
         for guard in &self.readers {
             guard.set_note(text).await?;
@@ -50,10 +50,9 @@ impl Noted {
     async fn inspections(&self, name: &str, text: &str, count: usize) -> Result<Vec<Duration>, Error> {
         let mut times = Vec::new();
         for _ in 0..count {
-            let began = Instant::now();
-            let view = self.manager.inspect(name).await?;
-            times.push(began.elapsed());
-            assert!(view.holders.iter().all(|holder| holder.note.as_deref() == Some(text)), "{name} has all notes");
+            let (view, took) = timed(self.manager.inspect(name)).await;
+            times.push(took);
+            assert!(view?.holders.iter().all(|holder| holder.note.as_deref() == Some(text)), "{name} has all notes");
         }
         Ok(times)
     }

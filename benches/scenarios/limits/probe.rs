@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 
 use crate::setup::child::Worker;
 use crate::setup::process::{resident_bytes_of, time_of_threads};
-use crate::setup::{info, info_number, manager, micros, quantile, runtime, server_cpu_us, start_node};
+use crate::setup::{info, info_number, manager, micros, quantile, runtime, server_cpu_us, start_node, timed};
 
 /// Pause between two pairs of the prober, so that the prober itself is no load.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -61,7 +61,7 @@ impl Prober {
             let mut felt = Felt::default();
             self.runtime.block_on(async {
                 loop {
-                    felt.note(timed(&self.manager).await);
+                    felt.note(write_pair(&self.manager).await);
                     if working.is_finished() {
                         break;
                     }
@@ -77,9 +77,9 @@ impl Prober {
         self.runtime.block_on(async {
             let mut times = Vec::with_capacity(count);
             for _ in 0..count {
-                let began = Instant::now();
-                self.manager.inspect(lock).await.expect("an answer");
-                times.push(began.elapsed());
+                let (view, took) = timed(self.manager.inspect(lock)).await;
+                view.expect("an answer");
+                times.push(took);
             }
             times
         })
@@ -99,7 +99,7 @@ impl Prober {
     }
 }
 
-async fn timed(manager: &RedisManager) -> Result<Duration, Error> {
+async fn write_pair(manager: &RedisManager) -> Result<Duration, Error> {
     let began = Instant::now();
     manager.write("prober").await?.release().await?;
     Ok(began.elapsed())
