@@ -99,7 +99,6 @@ struct Outcome {
     scripts: usize,
     connections: u64,
     late: Vec<Late>,
-    late_failed: usize,
     unreachable: usize,
     cpu: Duration,
 }
@@ -147,7 +146,7 @@ impl Burst {
                 Ok(late) => outcome.late.push(late),
                 Err(error) => {
                     println!("row: an acquisition that came late failed: {error}");
-                    outcome.late_failed += 1;
+                    outcome.unreachable += 1;
                 }
             }
         }
@@ -189,12 +188,12 @@ impl Burst {
 
 /// Prints the figures of one half of the work, for which `needed` scripts had to be sent.
 fn tell_outcome(what: &str, outcome: &Outcome, needed: usize, per_second: u32) {
-    let Outcome { took, scripts, connections, late, late_failed, unreachable, cpu } = outcome;
+    let Outcome { took, scripts, connections, late, unreachable, cpu } = outcome;
     println!("row: {what}: {took:.2?}, {cpu:.2?} of client CPU");
     let sides = format!("{scripts} sent, {needed} needed");
     tell(&format!("{what}, scripts sent / needed"), &sides, *scripts as f64 / needed as f64, AtMost(1.01));
     tell(&format!("{what}, new connections"), "", *connections as f64, AtMost(0.0));
-    tell(&format!("{what}, Unreachable"), "of all callers", (unreachable + late_failed) as f64, AtMost(0.0));
+    tell(&format!("{what}, Unreachable"), "of all callers", *unreachable as f64, AtMost(0.0));
     for late in late {
         let sides = format!("{:.2?} behind {} scripts", late.took, late.in_front);
         let what = format!("{what}, a late acquisition / what was in front of it");

@@ -24,10 +24,12 @@ use crate::setup::{
 const LEASE: Duration = Duration::from_secs(10);
 
 /// The other process: holds as many locks as the order says. Answers with the CPU time since the last order, the growth
-/// of memory, the lost holds, and those whose renewal went unanswered so far.
+/// of memory, the lost holds, those whose renewal went unanswered so far, and the shortest local validity of the others
+/// in milliseconds.
 pub(crate) fn hold(url: &str, lease_s: &str) {
     let (runtime, lease) = (runtime(), lease_s.parse().expect("seconds"));
-    let builder = RedisManager::builder(url).lease(Duration::from_secs(lease));
+    let lease = Duration::from_secs(lease);
+    let builder = RedisManager::builder(url).lease(lease);
     let manager = runtime.block_on(builder.connect()).expect("a manager");
     let mut guards: Vec<WriteGuard> = Vec::new();
     let (mut time, mut bytes) = (processor_time(), resident_bytes());
@@ -43,7 +45,9 @@ pub(crate) fn hold(url: &str, lease_s: &str) {
             runtime.block_on(change_to(count, &manager, &mut guards))?;
         }
         time = processor_time();
-        Ok(vec![micros(used), grown as f64, lost as f64, in_doubt as f64])
+        let held = guards.iter().zip(&states).filter(|(_, state)| **state == HoldState::Held);
+        let least_ms = 1e3 * held.map(|(guard, _)| guard.remaining()).min().unwrap_or(lease).as_secs_f64();
+        Ok(vec![micros(used), grown as f64, lost as f64, in_doubt as f64, least_ms])
     });
 }
 
@@ -69,7 +73,7 @@ struct Report {
 
 /// Makes the other process hold so many locks.
 fn order(holder: &mut Worker, count: usize) -> Report {
-    let [micros, bytes, lost, in_doubt] = holder.order(count).expect("it holds them");
+    let [micros, bytes, lost, in_doubt, _] = holder.order(count).expect("it holds them");
     Report { used: Duration::from_secs_f64(micros / 1e6), bytes, lost, in_doubt }
 }
 

@@ -7,36 +7,22 @@
 
 mod climb;
 mod crowd;
-mod holders;
-mod list;
-mod names;
-mod nodes;
-mod notes;
+pub(crate) mod holders;
+pub(crate) mod list;
+pub(crate) mod names;
+pub(crate) mod nodes;
+pub(crate) mod notes;
 mod probe;
-mod processes;
-mod requests;
-mod waiters;
+pub(crate) mod processes;
+pub(crate) mod requests;
+pub(crate) mod waiters;
 
-use crate::Scenario;
-
-/// Word that stands for all of them.
-pub(crate) const ALL: &str = "limits";
-
-pub(crate) const LIMITS: [Scenario; 8] = [
-    ("limits-names", "locks that one manager holds and renews", names::run),
-    ("limits-waiters", "waiters of one lock: tasks of a process, and the server's queue", waiters::run),
-    ("limits-holders", "readers of one lock on the server, and guards that share a hold", holders::run),
-    ("limits-processes", "managers with connections of their own that write under one lock", processes::run),
-    ("limits-requests", "pairs a second on one node", requests::run),
-    ("limits-nodes", "primaries of a cluster", nodes::run),
-    ("limits-list", "locks in one `locks()`, with as many other keys", list::run),
-    ("limits-notes", "bytes of a note", notes::run),
-];
+use crate::held_locks;
 
 /// Runs as the process with the load.
 pub(crate) fn serve_as(load: &str, url: &str) {
     match load {
-        "names" => names::hold(url),
+        "names" => held_locks::hold(url, "10"),
         "waiters" => waiters::wait(url),
         "guards" => holders::join(url),
         "processes" => processes::compete(url),

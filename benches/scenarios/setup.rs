@@ -12,7 +12,7 @@ use redis::{AsyncConnectionConfig, IntoConnectionInfo, Value};
 use redis_rwlock::{Builder, Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::runtime::Runtime;
+use tokio::runtime::{self, Runtime};
 use tokio::task::JoinSet;
 
 // The paths are written out, because `benches/peers` includes this file from another folder.
@@ -72,6 +72,12 @@ pub(crate) fn start_pair(server: Server) -> [Node; 2] {
 
 pub(crate) fn runtime() -> Runtime {
     Runtime::new().expect("a runtime")
+}
+
+/// Returns both kinds of runtimes, with their names.
+pub(crate) fn runtimes() -> [(&'static str, Runtime); 2] {
+    [("multi-thread", runtime::Builder::new_multi_thread()), ("current-thread", runtime::Builder::new_current_thread())]
+        .map(|(name, mut builder)| (name, builder.enable_all().build().expect("a runtime")))
 }
 
 /// Returns a slot of each primary, and a tag that makes a lock lie there. The slots are shared out in order.

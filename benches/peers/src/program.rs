@@ -78,29 +78,19 @@ impl Program {
     pub(crate) fn command(self) -> Command {
         let (folder, _) = self.needs();
         let (folder, built) = (own_folder().join(folder), target().join(folder));
-        match self {
-            Self::Own => {
-                let mut command = Command::new(std::env::current_exe().expect("this program"));
-                command.arg("worker");
-                command
-            }
-            Self::Go => Command::new(built.join("peer")),
+        let (program, arguments) = match self {
+            Self::Own => (std::env::current_exe().expect("this program"), vec!["worker".into()]),
+            Self::Go => (built.join("peer"), vec![]),
             Self::Java => {
-                let mut command = Command::new("java");
-                command.arg("-cp").arg(format!("{0}/classes:{0}/lib/*", built.display())).arg("peers.Main");
-                command
+                let classes = format!("{0}/classes:{0}/lib/*", built.display());
+                ("java".into(), vec!["-cp".into(), classes.into(), "peers.Main".into()])
             }
-            Self::Node => {
-                let mut command = Command::new("node");
-                command.arg(folder.join("main.js"));
-                command
-            }
-            Self::Python => {
-                let mut command = Command::new(built.join("bin/python"));
-                command.arg(folder.join("main.py"));
-                command
-            }
-        }
+            Self::Node => ("node".into(), vec![folder.join("main.js")]),
+            Self::Python => (built.join("bin/python"), vec![folder.join("main.py")]),
+        };
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
     }
 }
 

@@ -1,5 +1,6 @@
 //! Takes turns, stores the result of each, and continues an earlier run where it ended.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) {
     let mut parts = arguments.parts(&settings);
     print_left("To do", &parts);
     for part in &mut parts {
-        if part.take_turns(until) == Time::IsOver {
+        if part.take_turns(until).is_break() {
             break;
         }
     }
@@ -115,13 +116,6 @@ impl Arguments {
     }
 }
 
-/// State of the time limit of a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Time {
-    IsLeft,
-    IsOver,
-}
-
 /// Scenario on one server.
 struct Part<'a> {
     arguments: &'a Arguments,
@@ -152,24 +146,23 @@ impl<'a> Part<'a> {
         Self { arguments, file, chapter, comparisons }
     }
 
-    /// Takes one turn of each row in each round. A peer that cannot do it, or that fails, gets a reason instead.
-    fn take_turns(&mut self, until: Option<Instant>) -> Time {
+    /// Takes one turn of each row in each round, and breaks off when the time of the run is over. A peer that cannot do
+    /// it, or that fails, gets a reason instead.
+    fn take_turns(&mut self, until: Option<Instant>) -> ControlFlow<()> {
         for number in 0..self.comparisons.len() {
             let before = self.left_of(number);
             for round in 1..=self.arguments.rounds {
-                if self.take_round(number, round, until) == Time::IsOver {
-                    return Time::IsOver;
-                }
+                self.take_round(number, round, until)?;
             }
             if before > 0 {
                 let table = &self.chapter.tables[number];
                 println!("{}{}", print::table(table), print::notes(std::slice::from_ref(table)));
             }
         }
-        Time::IsLeft
+        ControlFlow::Continue(())
     }
 
-    fn take_round(&mut self, number: usize, round: usize, until: Option<Instant>) -> Time {
+    fn take_round(&mut self, number: usize, round: usize, until: Option<Instant>) -> ControlFlow<()> {
         for (entrant, row) in self.comparisons[number].entrants.iter().zip(0..) {
             let kept = &mut self.chapter.tables[number].rows[row];
             if !self.arguments.is_asked(&entrant.name) || kept.missing(round) == 0 {
@@ -179,10 +172,10 @@ impl<'a> Part<'a> {
             self.chapter.dates.1 = machine::date();
             kept::write(&self.file, &self.chapter);
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Time::IsOver;
+                return ControlFlow::Break(());
             }
         }
-        Time::IsLeft
+        ControlFlow::Continue(())
     }
 
     fn left(&self) -> usize {

@@ -2,13 +2,9 @@
 
 mod crowd;
 mod held;
+mod loads;
 mod market;
 mod recovery;
-mod shards;
-mod sole_reader;
-mod three_names;
-mod uncontended;
-mod wake_up;
 
 use std::time::Duration;
 
@@ -51,15 +47,15 @@ impl Scenario {
     /// Returns the comparisons. Nothing is measured before a turn is taken.
     pub(crate) fn comparisons(self, setting: &Setting) -> Vec<Comparison<'_>> {
         match self {
-            Self::Uncontended => uncontended::comparisons(setting),
+            Self::Uncontended => loads::uncontended(setting),
             Self::HotWrite => crowd::writes(setting),
             Self::HotRead => crowd::reads(setting),
             Self::Held => held::comparisons(setting),
-            Self::WakeUp => wake_up::comparisons(setting),
-            Self::ThreeNames => three_names::comparisons(setting),
+            Self::WakeUp => loads::wake_up(setting),
+            Self::ThreeNames => loads::three_names(setting),
             Self::Market => market::comparisons(setting),
-            Self::Shards => shards::comparisons(setting),
-            Self::SoleReader => sole_reader::comparisons(setting),
+            Self::Shards => loads::shards(setting),
+            Self::SoleReader => loads::sole_reader(setting),
             Self::Recovery => recovery::comparisons(setting),
         }
     }

@@ -120,7 +120,7 @@ pub(crate) fn hold(url: &str, lease_s: &str) {
         let wait = if bare.locks == 0 { lease } else { due.saturating_duration_since(Instant::now()) };
         match orders.recv_timeout(wait) {
             Ok(count) => {
-                println!("{} 0 0 0", processor_time().saturating_sub(time).as_micros());
+                println!("{} 0 0 0 0", processor_time().saturating_sub(time).as_micros());
                 if count != bare.locks {
                     bare.change_to(count);
                     due = Instant::now();

@@ -13,7 +13,7 @@ const MAX_BYTES: f64 = 4.0 * 1024.0 * 1024.0 * 1024.0;
 
 /// Heads of the first columns: the quantity that grows from step to step, and the time that stays the same until the
 /// quantity bends, with its unit.
-type Heads = [&'static str; 2];
+pub(super) type Heads = [&'static str; 2];
 
 /// Figures of one step.
 #[derive(Default)]

@@ -1,16 +1,16 @@
 //! Holders of one lock: readers of different managers, which the server records, and guards of one process, which share
 //! a hold.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager};
 
 use super::climb::{Reading, climb};
-use super::crowd::Crowd;
-use super::probe::{Arrivals, Meter, Prober, Site, quantile_us, whole};
+use super::crowd::Members;
+use super::probe::{Site, whole};
 use crate::setup::child::obey;
 use crate::setup::process::resident_bytes;
-use crate::setup::{Effort, connect, runtime, start_node};
+use crate::setup::{Effort, connect, runtime};
 
 const LOCK: &str = "crowd";
 
@@ -43,38 +43,8 @@ fn climb_readers(effort: Effort) {
         &[1_000, 16_000, 128_000],
         &[10, 20],
     );
-    let (turns, looks) = effort.of((2_000, 20), (1_000, 20), (5, 2));
-    let node = start_node();
-    let (prober, one_more) = (Prober::connect(&node), Prober::connect(&node));
-    let mut crowd = Crowd::connect(&node);
-    let mut meter = Meter::start(&node, std::process::id());
-    let (mut inside, mut arrivals) = (0, Arrivals::default());
-    climb(["reading managers", "p99 of one more reader's pair, us"], loads, |count| {
-        let began = Instant::now();
-        crowd.acquire((inside, count), |_| LOCK.to_owned(), "r", "0");
-        let rate = arrivals.note(count - inside, began);
-        inside = count;
-        let bytes = meter.bytes();
-        meter.reset();
-        let ((mut pairs, mut inspections), mut felt) = prober.probe_during(|| {
-            let pairs: Result<Vec<Duration>, Error> = (0..turns).map(|_| one_more.read_pair(LOCK)).collect();
-            (pairs.expect("granted"), one_more.inspections(LOCK, looks))
-        });
-        let [_, server_kib] = meter.kib_each(bytes, count);
-        Ok(Reading {
-            watched: quantile_us(&mut pairs, 0.99),
-            cells: vec![
-                ("p50", whole(quantile_us(&mut pairs, 0.5))),
-                ("others' p99", whole(felt.micros(0.99))),
-                ("inspect, us", whole(quantile_us(&mut inspections, 0.5))),
-                ("longest script, ms", meter.longest()),
-                ("came a second", rate),
-                ("server, KiB each", server_kib),
-            ],
-            bytes: bytes[1],
-            failure: felt.failure.take(),
-        })
-    });
+    let turns = effort.of((2_000, 20), (1_000, 20), (5, 2));
+    Members::Readers.climb(["reading managers", "p99 of one more reader's pair, us"], loads, turns);
 }
 
 fn climb_guards(effort: Effort) {
@@ -100,7 +70,7 @@ fn climb_guards(effort: Effort) {
     });
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     climb_readers(effort);
     climb_guards(effort);
 }

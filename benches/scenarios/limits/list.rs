@@ -31,7 +31,7 @@ async fn list_for(manager: &RedisManager, span: Duration) -> Result<Vec<f64>, Er
     Ok(vec![f64::from(calls), micros(began.elapsed()), found as f64, peak_bytes() as f64])
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(
         &[1_000, 10_000, 100_000, 250_000, 500_000, 1_000_000, 2_000_000][..],
         &[1_000, 10_000, 100_000],

@@ -3,45 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, WriteGuard};
-
 use super::climb::{Reading, climb};
 use super::probe::{Arrivals, Site, whole};
-use crate::setup::child::{Worker, obey};
-use crate::setup::{Effort, few_at_a_time, runtime};
+use crate::setup::Effort;
+use crate::setup::child::Worker;
 
 /// Default of the crate.
 const LEASE: Duration = Duration::from_secs(10);
-/// The other process: holds as many locks as the order says. Answers with the numbers of lost and of late holds, and
-/// with the shortest local validity in milliseconds.
-pub(super) fn hold(url: &str) {
-    let runtime = runtime();
-    let manager = runtime.block_on(RedisManager::connect(url)).expect("a manager");
-    let mut guards: Vec<WriteGuard> = Vec::new();
-    obey(|order| {
-        let count: usize = order.parse().expect("a number");
-        runtime.block_on(take(&manager, &mut guards, count))?;
-        let (mut lost, mut late, mut least) = (0.0, 0.0, LEASE);
-        for guard in &guards {
-            match guard.state() {
-                HoldState::Lost(_) => lost += 1.0,
-                HoldState::Unconfirmed => late += 1.0,
-                _ => least = least.min(guard.remaining()),
-            }
-        }
-        Ok(vec![lost, late, least.as_secs_f64() * 1e3])
-    });
-}
-
-async fn take(manager: &RedisManager, guards: &mut Vec<WriteGuard>, count: usize) -> Result<(), Error> {
-    let taken = few_at_a_time(guards.len()..count.max(guards.len()), async |lock| {
-        manager.write(&format!("held-lock-{lock:07}")).await
-    });
-    for guard in taken.await {
-        guards.push(guard?);
-    }
-    Ok(())
-}
 
 /// Worst answers of the other process.
 struct Worst {
@@ -58,7 +26,7 @@ fn watch(holder: &mut Worker, count: usize, looks: usize) -> Result<Worst, Strin
     let mut worst = Worst { lost: 0.0, late: 0.0, least_ms: f64::INFINITY };
     for _ in 0..looks {
         thread::sleep(LOOK);
-        let [lost, late, least_ms] = holder.order(count)?;
+        let [_, _, lost, late, least_ms] = holder.order(count)?;
         worst.lost = worst.lost.max(lost);
         worst.late = worst.late.max(late);
         worst.least_ms = worst.least_ms.min(least_ms);
@@ -66,7 +34,7 @@ fn watch(holder: &mut Worker, count: usize, looks: usize) -> Result<Worst, Strin
     Ok(worst)
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(
         &[1_000, 4_000, 16_000, 32_000, 64_000, 128_000, 256_000, 384_000, 512_000, 1_000_000][..],
         &[1_000, 16_000, 128_000],
@@ -78,7 +46,7 @@ pub(super) fn run(effort: Effort) {
     let (mut taken, mut arrivals) = (0, Arrivals::default());
     climb(["names     ", "others' p99, us"], loads, |count| {
         let began = Instant::now();
-        holder.order::<3>(count)?;
+        holder.order::<5>(count)?;
         let rate = arrivals.note(count - taken, began);
         taken = count;
         thread::sleep(warm);

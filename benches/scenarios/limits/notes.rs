@@ -62,7 +62,7 @@ fn used_memory(node: &Node) -> f64 {
     info_number(&info(&mut node.client().expect("the server answers"), "memory"), "used_memory")
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(&[1, 64, 256, 1_024, 2_048, 4_096, 4_097][..], &[1, 1_024, 4_096, 4_097], &[1, 4_097]);
     let (writers, readers, looks, span) = effort.of((1_000, 100, 500, 6), (1_000, 100, 200, 3), (5, 3, 2, 0));
     let node = start_node();

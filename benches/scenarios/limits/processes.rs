@@ -60,7 +60,7 @@ async fn write(managers: &[RedisManager], span: Duration) -> Result<Vec<f64>, Er
     Ok(vec![waits.len() as f64, took_us, quantile_us(&mut waits, 0.5), quantile_us(&mut waits, 0.99)])
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(&[10, 30, 100, 300, 1_000, 2_000, 3_000, 4_000, 6_000][..], &[10, 100, 1_000], &[2, 4]);
     let span = effort.of(8_000, 4_000, 100);
     let Site { prober, mut loader, mut meter, .. } = Site::start("processes");

@@ -55,7 +55,7 @@ async fn pairs(manager: &RedisManager, rate: f64, span: Duration) -> Result<Vec<
     Ok(vec![f64::from(done), began.elapsed().as_secs_f64()])
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(
         &[1_000, 2_000, 4_000, 8_000, 12_000, 16_000, 20_000, 24_000, 28_000, 32_000, 40_000, 48_000, 56_000][..],
         &[1_000, 8_000, 24_000, 48_000],

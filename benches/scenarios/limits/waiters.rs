@@ -6,10 +6,10 @@ use redis_rwlock::{Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::task::JoinSet;
 
 use super::climb::{Reading, climb};
-use super::crowd::{Crowd, LONG_MS};
-use super::probe::{Arrivals, Meter, Prober, Site, quantile_us, whole};
+use super::crowd::Members;
+use super::probe::{Site, whole};
 use crate::setup::child::obey;
-use crate::setup::{Effort, connect, micros, runtime, start_node};
+use crate::setup::{Effort, connect, micros, runtime};
 
 /// Name of the lock.
 const LOCK: &str = "crowd";
@@ -94,50 +94,11 @@ fn climb_tasks(effort: Effort) {
 /// Lets so many managers wait in the server's queue, and hands the lock from one to the next. The managers do not exist.
 fn climb_queue(effort: Effort) {
     let loads = effort.of(&[4_000, 16_000, 64_000, 256_000, 500_000, 1_000_000][..], &[4_000, 64_000], &[20, 40]);
-    let (turns, looks) = effort.of((TURNS, 20), (TURNS, 20), (5, 2));
-    let node = start_node();
-    let prober = Prober::connect(&node);
-    let mut crowd = Crowd::connect(&node);
-    let mut meter = Meter::start(&node, std::process::id());
-    // The first has the lock, and those before it have left.
-    let (mut first, mut last, mut arrivals) = (0, 0, Arrivals::default());
-    climb(["waiting managers", "p99 of a hand-over, us"], loads, |count| {
-        let (began, came) = (Instant::now(), (first + count + 1).saturating_sub(last));
-        crowd.acquire((last, last + came), |_| LOCK.to_owned(), "w", LONG_MS);
-        last += came;
-        let rate = arrivals.note(came, began);
-        let bytes = meter.bytes();
-        meter.reset();
-        let ((mut hand_overs, mut inspections), mut felt) = prober.probe_during(|| {
-            let hand_overs: Vec<Duration> =
-                (first..first + turns).map(|member| timed(|| crowd.leave(LOCK, member))).collect();
-            (hand_overs, prober.inspections(LOCK, looks))
-        });
-        first += turns;
-        let [_, server_kib] = meter.kib_each(bytes, count);
-        Ok(Reading {
-            watched: quantile_us(&mut hand_overs, 0.99),
-            cells: vec![
-                ("p50", whole(quantile_us(&mut hand_overs, 0.5))),
-                ("others' p99", whole(felt.micros(0.99))),
-                ("inspect, us", whole(quantile_us(&mut inspections, 0.5))),
-                ("longest script, ms", meter.longest()),
-                ("came a second", rate),
-                ("server, KiB each", server_kib),
-            ],
-            bytes: bytes[1],
-            failure: felt.failure.take(),
-        })
-    });
+    let turns = effort.of((TURNS, 20), (TURNS, 20), (5, 2));
+    Members::Writers.climb(["waiting managers", "p99 of a hand-over, us"], loads, turns);
 }
 
-fn timed(act: impl FnOnce()) -> Duration {
-    let began = Instant::now();
-    act();
-    began.elapsed()
-}
-
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     climb_tasks(effort);
     climb_queue(effort);
 }

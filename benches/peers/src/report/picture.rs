@@ -3,12 +3,7 @@
 
 mod course;
 
-use plotters::backend::SVGBackend;
-use plotters::coord::Shift;
-use plotters::drawing::{DrawingArea, IntoDrawingArea};
-use plotters::element::{Circle, PathElement, Text};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, FontTransform, IntoFont, RGBColor, TextStyle, WHITE};
+use std::fmt::Write;
 
 use crate::print::number;
 use crate::table::{Better, Figure, Table};
@@ -22,12 +17,17 @@ const LINE: i32 = 18;
 const HEAD: i32 = 46;
 const FOOT: i32 = 14;
 
-const OURS: RGBColor = RGBColor(0x1f, 0x5f, 0xbf);
-const PEER: RGBColor = RGBColor(0x44, 0x44, 0x44);
-const FLOOR: RGBColor = RGBColor(0xa8, 0xa8, 0xa8);
-const GRID: RGBColor = RGBColor(0xe2, 0xe2, 0xe2);
+const OURS: &str = "#1F5FBF";
+const PEER: &str = "#444444";
+const FLOOR: &str = "#A8A8A8";
+const GRID: &str = "#E2E2E2";
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// Sizes of titles, names and numbers of a scale.
+const TITLE: &str = "11.29";
+const NAME: &str = "9.677";
+const SMALL: &str = "8.064";
+
+type Point = (i32, i32);
 
 /// Rows of a table as they are drawn: the best first.
 struct Panel<'a> {
@@ -56,74 +56,46 @@ impl<'a> Panel<'a> {
 pub(super) fn draw(tables: &[&Table]) -> String {
     let panels: Vec<_> = tables.iter().map(|table| Panel::of(table)).filter(|panel| !panel.rows.is_empty()).collect();
     let course = course::Course::of(tables);
-    let above = course.as_ref().map_or(0, course::Course::height);
-    let height = (above + panels.iter().map(Panel::height).sum::<i32>()).max(LINE);
-    let size = [WIDTH, height].map(|length| u32::try_from(length).expect("positive"));
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, size.into()).into_drawing_area();
-    area.fill(&WHITE).expect("drawn");
+    let mut top = course.as_ref().map_or(0, course::Course::height);
+    let height = (top + panels.iter().map(Panel::height).sum::<i32>()).max(LINE);
+    let mut svg = format!(
+        "<svg width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" \
+         xmlns=\"http://www.w3.org/2000/svg\"><rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#FFFFFF\"/>\n"
+    );
     if let Some(course) = &course {
-        course.draw(&area);
+        course.draw(&mut svg);
     }
-    let mut top = above;
     for panel in &panels {
-        draw_panel(&area, panel, top);
+        draw_panel(&mut svg, panel, top);
         top += panel.height();
     }
-    area.present().expect("drawn");
-    drop(area);
-    smaller(&svg)
+    svg + "</svg>\n"
 }
 
-/// Returns the picture without attributes that are the default anyway, a third smaller: pictures are in the package.
-fn smaller(svg: &str) -> String {
-    const SIZE: &str = "font-size=\"";
-    let replaced = [
-        (" opacity=\"1\"", ""),
-        (" font-family=\"sans-serif\"", ""),
-        (" text-anchor=\"start\"", ""),
-        (" stroke=\"none\" stroke-width=\"1\"", ""),
-        (" stroke-width=\"1\"", ""),
-        (" \"/>", "\"/>"),
-        // A text stands in the line of its tags.
-        ("\">\n", "\">"),
-        ("\n</text>", "</text>"),
-        (" xmlns=", " font-family=\"sans-serif\" xmlns="),
-    ];
-    let text = replaced.into_iter().fold(svg.to_owned(), |text, (from, to)| text.replace(from, to));
-    let mut parts = text.split(SIZE);
-    let mut small = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (size, rest) = part.split_once('"').expect("an attribute ends");
-        small += &format!("{SIZE}{size:.5}\"{rest}");
-    }
-    small
-}
-
-fn draw_panel(area: &Area<'_>, panel: &Panel<'_>, top: i32) {
+fn draw_panel(svg: &mut String, panel: &Panel<'_>, top: i32) {
     let low = panel.rows.iter().map(|(_, figure)| figure.low);
     let scale = Scale::of(low.chain(panel.rows.iter().map(|(_, figure)| figure.high)), (LEFT, RIGHT));
-    write(area, (10, top + 14), &panel.table.title, 14, PEER, HPos::Left);
+    write(svg, (10, top + 14), &panel.table.title, (TITLE, PEER), "start");
     let first = top + HEAD;
     let last = first + LINE * i32::try_from(panel.rows.len()).expect("few");
     for value in scale.tens() {
         let x = scale.at(value);
-        line(area, (x, first - LINE / 2), (x, last - LINE / 2), GRID);
-        write(area, (x, first - LINE / 2 - 8), &number(value), 10, FLOOR, HPos::Center);
+        line(svg, &[(x, first - LINE / 2), (x, last - LINE / 2)], GRID);
+        write(svg, (x, first - LINE / 2 - 8), &number(value), (SMALL, FLOOR), "middle");
     }
-    write(area, (LEFT - 40, first - LINE / 2 - 8), &panel.table.columns[0], 10, FLOOR, HPos::Right);
+    write(svg, (LEFT - 40, first - LINE / 2 - 8), &panel.table.columns[0], (SMALL, FLOOR), "end");
     for ((name, figure), row) in panel.rows.iter().zip(0..) {
         let y = first + row * LINE;
         let color = color(name);
-        write(area, (LEFT - 10, y), name, 12, color, HPos::Right);
-        line(area, (scale.at(figure.low), y), (scale.at(figure.high), y), color);
-        let dot = Circle::new((scale.at(figure.median), y), 4, color.filled());
-        area.draw(&dot).expect("drawn");
-        write(area, (RIGHT + 15, y), &number(figure.median), 12, color, HPos::Left);
+        write(svg, (LEFT - 10, y), name, (NAME, color), "end");
+        line(svg, &[(scale.at(figure.low), y), (scale.at(figure.high), y)], color);
+        let x = scale.at(figure.median);
+        writeln!(svg, "<circle cx=\"{x}\" cy=\"{y}\" r=\"4\" fill=\"{color}\"/>").expect("room");
+        write(svg, (RIGHT + 15, y), &number(figure.median), (NAME, color), "start");
     }
 }
 
-fn color(name: &str) -> RGBColor {
+fn color(name: &str) -> &'static str {
     match name {
         _ if name.starts_with(crate::peer::OURS) => OURS,
         _ if name.starts_with("floor:") => FLOOR,
@@ -159,31 +131,14 @@ impl Scale {
     }
 }
 
-fn line(area: &Area<'_>, from: (i32, i32), to: (i32, i32), color: RGBColor) {
-    area.draw(&PathElement::new(vec![from, to], color)).expect("drawn");
+fn line(svg: &mut String, points: &[Point], color: &str) {
+    let points: Vec<_> = points.iter().map(|(x, y)| format!("{x},{y}")).collect();
+    writeln!(svg, "<polyline fill=\"none\" stroke=\"{color}\" points=\"{}\"/>", points.join(" ")).expect("room");
 }
 
-fn write(area: &Area<'_>, at: (i32, i32), text: &str, size: u32, color: RGBColor, side: HPos) {
-    let font = ("sans-serif", size).into_font().transform(FontTransform::None);
-    let style = TextStyle::from(font).color(&color).pos(Pos::new(side, VPos::Center));
-    area.draw(&Text::new(text.to_owned(), at, style)).expect("drawn");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::smaller;
-
-    #[test]
-    fn a_smaller_picture_says_the_same() {
-        let svg = concat!(
-            "<svg width=\"9\" xmlns=\"http://www.w3.org/2000/svg\">\n<text x=\"1\" text-anchor=\"start\" ",
-            "font-family=\"sans-serif\" font-size=\"8.064516129032258\" opacity=\"1\" ",
-            "fill=\"#444444\">\nlocks\n</text>\n</svg>\n",
-        );
-        let small = concat!(
-            "<svg width=\"9\" font-family=\"sans-serif\" xmlns=\"http://www.w3.org/2000/svg\"><text x=\"1\" ",
-            "font-size=\"8.064\" fill=\"#444444\">locks</text>\n</svg>\n",
-        );
-        assert_eq!(smaller(svg), small);
-    }
+/// Writes a text of this size and color, whose `anchor` is at a point.
+fn write(svg: &mut String, (x, y): Point, text: &str, (size, color): (&str, &str), anchor: &str) {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    let place = format!("x=\"{x}\" y=\"{y}\" dy=\"0.5ex\" text-anchor=\"{anchor}\"");
+    writeln!(svg, "<text {place} font-size=\"{size}\" fill=\"{color}\">{text}</text>").expect("room");
 }

@@ -49,18 +49,16 @@ enum Wants {
 }
 
 impl Wants {
-    async fn connect(kind: Kind, urls: Vec<String>) -> Option<Self> {
-        let builder = RedisManager::builder(Topology::cluster(urls.clone()));
-        let replicated = Durability::Replicated { replicas: Replicas::At(1), timeout: TRY };
-        Some(match kind {
-            Kind::OursOnCluster => Self::Manager(builder.connect().await.expect("a cluster")),
-            Kind::ClusterConnection => {
-                let client = ClusterClient::new(urls).expect("URLs");
-                Self::Connection(client.get_async_connection().await.expect("a cluster"))
-            }
-            Kind::OursReplicated => Self::Manager(builder.durability(replicated).connect().await.expect("a cluster")),
-            _ => return None,
-        })
+    async fn connect(kind: Kind, urls: Vec<String>) -> Self {
+        if kind == Kind::ClusterConnection {
+            let client = ClusterClient::new(urls).expect("URLs");
+            return Self::Connection(client.get_async_connection().await.expect("a cluster"));
+        }
+        let mut builder = RedisManager::builder(Topology::cluster(urls));
+        if kind == Kind::OursReplicated {
+            builder = builder.durability(Durability::Replicated { replicas: Replicas::At(1), timeout: TRY });
+        }
+        Self::Manager(builder.connect().await.expect("a cluster"))
     }
 
     /// Acquires and releases the lock. Returns true if both succeeded.
@@ -86,7 +84,7 @@ fn recover(setting: &Setting, kind: Kind) -> Result<Figures, String> {
     let primary = cluster.primary_of_slot(cluster.keyslot(NAME));
     let replicas: Vec<_> = cluster.replicas_of(primary).into_iter().map(Node::addr).collect();
     let runtime = runtime();
-    let mut wants = runtime.block_on(Wants::connect(kind, cluster.urls())).ok_or("it cannot")?;
+    let mut wants = runtime.block_on(Wants::connect(kind, cluster.urls()));
     assert!(runtime.block_on(wants.once()), "nothing is wrong yet");
     let (answers, answered) = mpsc::channel();
     let killed = Instant::now();

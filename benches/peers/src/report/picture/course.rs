@@ -1,11 +1,7 @@
 //! Picture of a group of tables: a line for each peer, over the number of tasks or over another quantity that grows
 //! from table to table.
 
-use plotters::element::PathElement;
-use plotters::style::text_anchor::HPos;
-use plotters::style::{Color, RGBColor};
-
-use super::{Area, FLOOR, GRID, LINE, PEER, Scale, line, write};
+use super::{FLOOR, GRID, LINE, PEER, Point, SMALL, Scale, TITLE, line, write};
 use crate::print::number;
 use crate::table::Table;
 
@@ -18,16 +14,7 @@ const LEAST_HEIGHT: i32 = 240;
 /// Distance between two names.
 const NAME: i32 = 13;
 
-const COLORS: [RGBColor; 8] = [
-    RGBColor(0x1f, 0x5f, 0xbf),
-    RGBColor(0xd6, 0x5f, 0x0e),
-    RGBColor(0x2c, 0x8c, 0x3c),
-    RGBColor(0xb2, 0x22, 0x22),
-    RGBColor(0x7b, 0x4f, 0xa8),
-    RGBColor(0x8a, 0x5a, 0x44),
-    RGBColor(0xc2, 0x4f, 0x9c),
-    RGBColor(0x0f, 0x8f, 0x9f),
-];
+const COLORS: [&str; 8] = ["#1F5FBF", "#D65F0E", "#2C8C3C", "#B22222", "#7B4FA8", "#8A5A44", "#C24F9C", "#0F8F9F"];
 
 pub(super) struct Course<'a> {
     title: &'a str,
@@ -64,34 +51,36 @@ impl<'a> Course<'a> {
         LEAST_HEIGHT.max(NAME * i32::try_from(self.ways.len()).expect("few"))
     }
 
-    pub(super) fn draw(&self, area: &Area<'_>) {
+    pub(super) fn draw(&self, svg: &mut String) {
         let bottom = TOP + self.inner();
         let points = || self.ways.iter().flat_map(|way| &way.points);
         let across = Scale::of(points().map(|(at, _)| *at), (LEFT, RIGHT));
         let up = Scale::of(points().map(|(_, value)| *value), (bottom, TOP));
-        write(area, (10, 14), &format!("{}: {}", self.title, self.column), 14, PEER, HPos::Left);
+        write(svg, (10, 14), &format!("{}: {}", self.title, self.column), (TITLE, PEER), "start");
         for value in up.tens() {
-            line(area, (LEFT, up.at(value)), (RIGHT, up.at(value)), GRID);
-            write(area, (LEFT - 8, up.at(value)), &number(value), 10, FLOOR, HPos::Right);
+            line(svg, &[(LEFT, up.at(value)), (RIGHT, up.at(value))], GRID);
+            write(svg, (LEFT - 8, up.at(value)), &number(value), (SMALL, FLOOR), "end");
         }
         for value in across.tens() {
-            line(area, (across.at(value), TOP), (across.at(value), bottom), GRID);
-            write(area, (across.at(value), bottom + LINE), &number(value), 10, FLOOR, HPos::Center);
+            line(svg, &[(across.at(value), TOP), (across.at(value), bottom)], GRID);
+            write(svg, (across.at(value), bottom + LINE), &number(value), (SMALL, FLOOR), "middle");
         }
-        write(area, (RIGHT, bottom + 2 * LINE), self.of, 10, FLOOR, HPos::Right);
+        write(svg, (RIGHT, bottom + 2 * LINE), self.of, (SMALL, FLOOR), "end");
         let mut names = Vec::new();
+        *svg += "<g stroke-width=\"2\">\n";
         for (way, color) in self.ways.iter().zip(COLORS.iter().cycle()) {
             let color = if way.name.starts_with("floor:") { FLOOR } else { *color };
             let points: Vec<_> = way.points.iter().map(|(at, value)| (across.at(*at), up.at(*value))).collect();
+            line(svg, &points, color);
             names.push((points[points.len() - 1], way.name, color));
-            area.draw(&PathElement::new(points, color.stroke_width(2))).expect("drawn");
         }
-        draw_names(area, names);
+        *svg += "</g>\n";
+        draw_names(svg, names);
     }
 }
 
 /// Draws each name beside the end of its line, or as near to it as the other names allow.
-fn draw_names(area: &Area<'_>, mut names: Vec<((i32, i32), &str, RGBColor)>) {
+fn draw_names(svg: &mut String, mut names: Vec<(Point, &str, &str)>) {
     names.sort_by_key(|((_, y), ..)| *y);
     let count = i32::try_from(names.len()).expect("few");
     let lowest = names.last().map_or(0, |((_, y), ..)| *y).max(TOP + NAME * count);
@@ -99,7 +88,7 @@ fn draw_names(area: &Area<'_>, mut names: Vec<((i32, i32), &str, RGBColor)>) {
     for (((x, end), name, color), number) in names.into_iter().zip(0..) {
         let y = end.max(free).min(lowest - NAME * (count - 1 - number));
         free = y + NAME;
-        line(area, (x, end), (RIGHT + 12, y), GRID);
-        write(area, (RIGHT + 15, y), name, 11, color, HPos::Left);
+        line(svg, &[(x, end), (RIGHT + 12, y)], GRID);
+        write(svg, (RIGHT + 15, y), name, ("8.871", color), "start");
     }
 }
