@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use cluster_testenv::Node;
 use redis_rwlock::{Durability, RedisManager, Replicas};
-use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::{time_of, wake_ups_of};
-use crate::setup::{Effort, info, info_number, pair, quantile, start_pair, tell};
+use crate::setup::{Effort, info, info_number, micros, pair, quantile, runtime, server, start_pair, tell_ratio};
 
 const REPLICATED: Durability = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_secs(2) };
 /// Tasks that take locks all the time, beside the measured one.
@@ -25,7 +24,7 @@ async fn manager(primary: &Node, durability: Durability) -> RedisManager {
 fn work_of(node: &Node) -> [f64; 3] {
     let stats = info(&mut node.client().expect("connected"), "stats");
     let reads = info_number(&stats, "total_reads_processed");
-    [reads, wake_ups_of(node.pid()) as f64, time_of(node.pid()).as_secs_f64() * 1e6]
+    [reads, wake_ups_of(node.pid()) as f64, micros(time_of(node.pid()))]
 }
 
 async fn keep_busy(manager: RedisManager, name: String) {
@@ -47,14 +46,14 @@ async fn beside(other: &RedisManager, busy: &RedisManager, turns: usize) -> Vec<
 
 /// Prints the time with `WAIT 1`, of the time without.
 fn tell_times(what: &str, mut with: Vec<Duration>, mut without: Vec<Duration>, share: f64, bound: f64) {
-    let (with, without) = (quantile(&mut with, share), quantile(&mut without, share));
-    tell(what, &format!("{with:?} of {without:?}"), with.div_duration_f64(without), AtMost(bound));
+    let times = [&mut with, &mut without].map(|times| micros(quantile(times, share)));
+    tell_ratio(what, times, "us", AtMost(bound));
 }
 
 pub(crate) fn run(effort: Effort) {
     let (turns, rounds) = (effort.of(4000, 1000, 20), effort.of(10, 4, 1));
-    let (primary, replica) = start_pair();
-    Runtime::new().expect("a runtime").block_on(async {
+    let [primary, replica] = start_pair(server());
+    runtime().block_on(async {
         let (fast, safe) = (manager(&primary, Durability::Primary).await, manager(&primary, REPLICATED).await);
         let (mut without, mut with) = (Vec::new(), Vec::new());
         for turn in 0..turns + turns / 10 {

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::setup::Target::AtMost;
-use crate::setup::{Effort, median, quantile, server, tell};
+use crate::setup::{Effort, median, quantile, runtime, server, tags, tell, tell_ratio};
 
 const TASKS: usize = 64;
 /// Time before a fault that is measured.
@@ -41,28 +41,31 @@ struct Sample {
 
 /// Tasks that go on until they are stopped; task n works on shard n modulo their number.
 struct Load {
-    samples: Arc<Mutex<Vec<Sample>>>,
-    failed: Arc<AtomicUsize>,
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     tasks: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    samples: Mutex<Vec<Sample>>,
+    failed: AtomicUsize,
+    stop: AtomicBool,
 }
 
 impl Load {
     fn start(runtime: &Runtime, manager: &RedisManager, tags: &[String]) -> Self {
-        let mut load =
-            Self { samples: Arc::default(), failed: Arc::default(), stop: Arc::default(), tasks: JoinSet::new() };
+        let mut load = Self { shared: Arc::default(), tasks: JoinSet::new() };
         for task in 0..TASKS {
             let name = format!("{{{}}}-{task}", tags[task % tags.len()]);
-            let (manager, samples) = (manager.clone(), Arc::clone(&load.samples));
-            let (failed, stop) = (Arc::clone(&load.failed), Arc::clone(&load.stop));
+            let (manager, shared) = (manager.clone(), Arc::clone(&load.shared));
             let work = async move {
-                while !stop.load(Ordering::Relaxed) {
+                while !shared.stop.load(Ordering::Relaxed) {
                     let began = Instant::now();
                     match acquire_and_release(&manager, &name).await {
-                        Ok(()) => samples.lock().push(Sample { task, began, ended: Instant::now() }),
+                        Ok(()) => shared.samples.lock().push(Sample { task, began, ended: Instant::now() }),
                         Err(error) => {
                             eprintln!("failed after {:?}: {error}", began.elapsed());
-                            failed.fetch_add(1, Ordering::Relaxed);
+                            shared.failed.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                 }
@@ -74,7 +77,7 @@ impl Load {
 
     /// Returns how many of these tasks have released a lock since.
     fn worked_since(&self, since: Instant, is_meant: impl Fn(usize) -> bool) -> usize {
-        let samples = self.samples.lock();
+        let samples = self.shared.samples.lock();
         let recent = samples.iter().rev().take_while(|sample| sample.ended + BEFORE > since);
         let mut worked = [false; TASKS];
         recent.filter(|sample| sample.ended > since && is_meant(sample.task)).for_each(|s| worked[s.task] = true);
@@ -82,7 +85,7 @@ impl Load {
     }
 
     fn end(mut self, runtime: &Runtime) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Relaxed);
         runtime.block_on(async { while self.tasks.join_next().await.is_some() {} });
     }
 }
@@ -111,7 +114,7 @@ struct Outcome {
 
 /// Hurts the primary of the shard once, and repairs it.
 fn hurt(cluster: &Cluster, load: &Load, tags: &[String], shard: usize, fault: Fault) -> Outcome {
-    load.samples.lock().clear();
+    load.shared.samples.lock().clear();
     thread::sleep(BEFORE);
     let slot = cluster.keyslot(&tags[shard]);
     let old = cluster.primary_of_slot(slot);
@@ -131,7 +134,7 @@ fn hurt(cluster: &Cluster, load: &Load, tags: &[String], shard: usize, fault: Fa
     let tasks = (0..TASKS).filter(|task| is_hurt(*task)).count();
     wait_until("work on the shard", || load.worked_since(works, is_hurt) == tasks);
     let ended = Instant::now();
-    let samples = load.samples.lock().clone();
+    let samples = load.shared.samples.lock().clone();
     let others = samples.iter().filter(|sample| !is_hurt(sample.task));
     let (mut before, mut during) = (Vec::new(), Vec::new());
     for sample in others {
@@ -158,28 +161,12 @@ fn is_written(node: &Node, key: &str) -> bool {
     node.command(&["SET", key, "1"]).is_ok_and(|reply| reply.is_ok())
 }
 
-/// Returns one hash tag for each primary.
-fn tags(cluster: &Cluster) -> Vec<String> {
-    let mut tags: Vec<(u16, String)> = Vec::new();
-    for n in 0.. {
-        let tag = format!("tag{n}");
-        let port = cluster.primary_of_slot(cluster.keyslot(&tag)).port();
-        if tags.iter().all(|(other, _)| *other != port) {
-            tags.push((port, tag));
-        }
-        if tags.len() == 3 {
-            break;
-        }
-    }
-    tags.into_iter().map(|(_, tag)| tag).collect()
-}
-
 pub(crate) fn run(effort: Effort) {
     let cluster = Cluster::start(server()).expect("a cluster starts; cluster-testenv/install brings the servers");
-    let runtime = Runtime::new().expect("a runtime");
+    let runtime = runtime();
     let manager =
         runtime.block_on(RedisManager::connect(Topology::cluster(cluster.urls()))).expect("a manager connects");
-    let tags = tags(&cluster);
+    let tags: Vec<String> = tags(&cluster, 3).into_iter().map(|(_, tag)| tag).collect();
     let load = Load::start(&runtime, &manager, &tags);
     let rounds = effort.of(9, 3, 1);
     for fault in [Fault::Kill, Fault::Stop, Fault::Failover] {
@@ -188,9 +175,8 @@ pub(crate) fn run(effort: Effort) {
         let of = |value: fn(&Outcome) -> Duration| {
             median(&mut outcomes.iter().map(|outcome| value(outcome).as_secs_f64() * 1e3).collect::<Vec<f64>>())
         };
-        let (during, before) = (of(|outcome| outcome.p99_during), of(|outcome| outcome.p99_before));
-        let sides = format!("medians {during:.2} ms against {before:.2} ms");
-        tell(&format!("{fault:?}: other shards' p99, during / before"), &sides, during / before, AtMost(2.0));
+        let p99s = [of(|outcome| outcome.p99_during), of(|outcome| outcome.p99_before)];
+        tell_ratio(&format!("{fault:?}: other shards' p99, during / before"), p99s, "ms", AtMost(2.0));
         let longest = outcomes.iter().map(|outcome| outcome.recovery).max().unwrap_or_default();
         let (recovery, outage) = (of(|outcome| outcome.recovery), of(|outcome| outcome.outage));
         let sides = format!(
@@ -198,7 +184,7 @@ pub(crate) fn run(effort: Effort) {
         );
         tell(&format!("{fault:?}: the shard works again"), &sides, longest.as_secs_f64(), AtMost(1.0));
     }
-    let failed = load.failed.load(Ordering::Relaxed);
+    let failed = load.shared.failed.load(Ordering::Relaxed);
     load.end(&runtime);
     tell("requests that failed in all this", "of all tasks", failed as f64, AtMost(0.0));
 }

@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redis_rwlock::{RedisManager, RwLockManager, Topology, TwoKeyManager};
-use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::setup::Target::{AtLeast, AtMost};
-use crate::setup::{Effort, Sides, median, pair, start_node, tell};
+use crate::setup::{Effort, Sides, median, pair, runtime, start_node, tell};
 
 /// Lets a task of each manager write without a pause. Returns the turns a second, and how often the most served task
 /// had its turn, of the least served one.
@@ -43,9 +42,7 @@ async fn one_process(effort: Effort, topology: &Topology) {
     for _ in 0..rounds {
         sides.push(turns(&shared, "turns", span).await.0, turns(&single, "single-turns", span).await.0);
     }
-    let [many, one] = sides.medians();
-    let words = format!("{many:.0}/s against {one:.0}/s");
-    tell("writers of one process, budget of 64 / of 1", &words, sides.ratio(), AtLeast(20.0));
+    sides.tell("writers of one process, budget of 64 / of 1", "a second", AtLeast(20.0));
 }
 
 async fn clients(effort: Effort, topology: &Topology) {
@@ -67,16 +64,14 @@ async fn clients(effort: Effort, topology: &Topology) {
             spreads.push(spread);
         }
     }
-    let [queued, retried] = sides.medians();
-    let words = format!("{queued:.0}/s against {retried:.0}/s");
-    tell("100 clients on one lock, handed over / told to ask again", &words, sides.ratio(), AtLeast(1.5));
+    sides.tell("100 clients on one lock, handed over / told to ask again", "a second", AtLeast(1.5));
     tell("100 clients, most served / least served", "", median(&mut spreads), AtMost(2.0));
 }
 
 pub(crate) fn run(effort: Effort) {
     let node = start_node();
     let topology = Topology::node(node.url());
-    Runtime::new().expect("a runtime").block_on(async {
+    runtime().block_on(async {
         one_process(effort, &topology).await;
         clients(effort, &topology).await;
     });

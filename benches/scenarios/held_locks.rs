@@ -7,55 +7,60 @@
 
 pub(crate) mod minimal;
 
-use std::io::stdin;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Node;
-use redis_rwlock::{HoldState, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, WriteGuard};
 
 use crate::setup::Target::AtMost;
-use crate::setup::child::Worker;
+use crate::setup::child::{Worker, obey};
 use crate::setup::process::{processor_time, resident_bytes};
-use crate::setup::{CommandStats, Effort, Sides, connect, few_at_a_time, median, pair, quantile, start_node, tell};
+use crate::setup::{
+    CommandStats, Effort, Sides, few_at_a_time, manager, median, micros, pair, quantile, runtime, start_node, tell,
+    tell_ratio,
+};
 
 const LEASE: Duration = Duration::from_secs(10);
 
-/// The other process: holds as many locks as each line says. Answers with the CPU time since the last line, the growth
-/// of memory, the lost holds, and those whose renewal went unanswered so far.
+/// The other process: holds as many locks as the order says. Answers with the CPU time since the last order, the growth
+/// of memory, the lost holds, those whose renewal went unanswered so far, and the shortest local validity of the others
+/// in milliseconds.
 pub(crate) fn hold(url: &str, lease_s: &str) {
-    let (runtime, lease) = (Runtime::new().expect("a runtime"), lease_s.parse().expect("seconds"));
-    let builder = RedisManager::builder(Topology::node(url)).lease(Duration::from_secs(lease));
+    let (runtime, lease) = (runtime(), lease_s.parse().expect("seconds"));
+    let lease = Duration::from_secs(lease);
+    let builder = RedisManager::builder(url).lease(lease);
     let manager = runtime.block_on(builder.connect()).expect("a manager");
     let mut guards: Vec<WriteGuard> = Vec::new();
     let (mut time, mut bytes) = (processor_time(), resident_bytes());
-    for line in stdin().lines() {
-        let count: usize = line.expect("a line").parse().expect("a number");
+    obey(|order| {
+        let count: usize = order.parse().expect("a number");
         let used = processor_time().saturating_sub(time);
         let grown = resident_bytes().saturating_sub(bytes);
-        let in_doubt = guards.iter().filter(|guard| guard.state() == HoldState::Unconfirmed).count();
-        let lost = guards.iter().filter(|guard| matches!(guard.state(), HoldState::Lost(_))).count();
+        let states: Vec<_> = guards.iter().map(WriteGuard::state).collect();
+        let in_doubt = states.iter().filter(|state| **state == HoldState::Unconfirmed).count();
+        let lost = states.iter().filter(|state| matches!(state, HoldState::Lost(_))).count();
         if count != guards.len() {
             bytes = resident_bytes();
-            runtime.block_on(change_to(count, &manager, &mut guards));
+            runtime.block_on(change_to(count, &manager, &mut guards))?;
         }
-        println!("{} {grown} {lost} {in_doubt}", used.as_micros());
         time = processor_time();
-    }
+        let held = guards.iter().zip(&states).filter(|(_, state)| **state == HoldState::Held);
+        let least_ms = 1e3 * held.map(|(guard, _)| guard.remaining()).min().unwrap_or(lease).as_secs_f64();
+        Ok(vec![micros(used), grown as f64, lost as f64, in_doubt as f64, least_ms])
+    });
 }
 
-async fn change_to(count: usize, manager: &RedisManager, guards: &mut Vec<WriteGuard>) {
+async fn change_to(count: usize, manager: &RedisManager, guards: &mut Vec<WriteGuard>) -> Result<(), Error> {
     while guards.len() > count {
         let releases = guards.drain(count.max(guards.len().saturating_sub(16))..).map(WriteGuard::release);
-        futures_util::future::try_join_all(releases).await.expect("released");
+        futures_util::future::try_join_all(releases).await?;
     }
-    guards.extend(
-        few_at_a_time(guards.len()..count, async |lock| {
-            manager.write(&format!("held-lock-{lock:05}")).await.expect("granted")
-        })
-        .await,
-    );
+    let taken = few_at_a_time(guards.len()..count, async |lock| manager.write(&format!("held-lock-{lock:05}")).await);
+    for guard in taken.await {
+        guards.push(guard?);
+    }
+    Ok(())
 }
 
 /// Report of the other process for the time since the order before.
@@ -68,7 +73,7 @@ struct Report {
 
 /// Makes the other process hold so many locks.
 fn order(holder: &mut Worker, count: usize) -> Report {
-    let [micros, bytes, lost, in_doubt] = holder.order_numbers(count);
+    let [micros, bytes, lost, in_doubt, _] = holder.order(count).expect("it holds them");
     Report { used: Duration::from_secs_f64(micros / 1e6), bytes, lost, in_doubt }
 }
 
@@ -98,7 +103,7 @@ struct Cycles {
 impl Cycles {
     /// Lets a new process take so many locks, hold them while others are measured, and release them.
     fn add(&mut self, kind: &str, (node, other): (&Node, &RedisManager), locks: usize, span: Duration, warm: Duration) {
-        let runtime = Runtime::new().expect("a runtime");
+        let runtime = runtime();
         let mut holder = start_holder(node, kind, LEASE);
         let mut without = runtime.block_on(latencies(other, span / 4));
         order(&mut holder, locks);
@@ -117,14 +122,14 @@ impl Cycles {
         println!("row: {kind}: {rate:.0} renewals a second, {share:.2} % of a core");
         self.shares.push(share);
         self.bytes_each.push(bytes / locks as f64);
-        let [with, without] = [&mut with, &mut without].map(|samples| quantile(samples, 0.99).as_secs_f64() * 1e6);
+        let [with, without] = [&mut with, &mut without].map(|samples| micros(quantile(samples, 0.99)));
         self.p99.push(with, without);
     }
 }
 
 fn beside_others(effort: Effort, node: &Node) {
-    let other = connect(RedisManager::builder(Topology::node(node.url())));
-    let runtime = Runtime::new().expect("a runtime");
+    let other = manager(node);
+    let runtime = runtime();
     let other = runtime.block_on(other);
     let locks = effort.of(10_000, 10_000, 100);
     let (cycles, span) = effort.of((9, 10), (1, 10), (1, 1));
@@ -134,9 +139,8 @@ fn beside_others(effort: Effort, node: &Node) {
         own.add("hold", (node, &other), locks, span, warm);
         minimal.add("hold-minimal", (node, &other), locks, span, warm);
     }
-    let [with, without] = own.p99.medians();
-    let sides = format!("p99 {with:.0} us against {without:.0} us; minimal code {:.2}", minimal.p99.ratio());
-    tell(&format!("{locks} held locks, others' p99, with / without"), &sides, own.p99.ratio(), AtMost(1.5));
+    own.p99.tell(&format!("{locks} held locks, others' p99, with / without"), "us", AtMost(1.5));
+    println!("row: the same beside minimal code: {:.2}", minimal.p99.ratio());
     let sides = format!("percent over {span:?}, median of {cycles}; minimal code {:.2}", median(&mut minimal.shares));
     tell(&format!("{locks} held locks, client's share of a core"), &sides, median(&mut own.shares), AtMost(2.0));
     let kib = median(&mut own.bytes_each) / 1024.0;
@@ -156,9 +160,9 @@ fn many(effort: Effort, node: &Node) {
         thread::sleep(lease / 3);
         order(&mut holder, locks)
     });
-    let sides = format!("{:.0?} for {locks}, {:.0?} for {fewer}, of CPU in {:?}", all.used, few.used, lease / 3);
     let what = format!("{locks} held locks with a lease of {lease:?}");
-    tell(&format!("{what}, each / each of a tenth"), &sides, all.used.div_duration_f64(few.used) / 10.0, AtMost(1.5));
+    let each = [micros(all.used) / locks as f64, micros(few.used) / fewer as f64];
+    tell_ratio(&format!("{what}, each / each of a tenth"), each, "us of CPU in a third of it", AtMost(1.5));
     let sides = format!("{} lost, {} in doubt at the end", all.lost, all.in_doubt);
     tell(&format!("{what}, lost or in doubt"), &sides, all.lost + all.in_doubt, AtMost(0.0));
 }

@@ -7,84 +7,27 @@
 
 mod climb;
 mod crowd;
-mod holders;
-mod list;
-mod names;
-mod nodes;
-mod notes;
+pub(crate) mod holders;
+pub(crate) mod list;
+pub(crate) mod names;
+pub(crate) mod nodes;
+pub(crate) mod notes;
 mod probe;
-mod processes;
-mod requests;
-mod waiters;
+pub(crate) mod processes;
+pub(crate) mod requests;
+pub(crate) mod waiters;
 
-use std::io::stdin;
-
-use redis_rwlock::Error;
-
-use crate::Scenario;
-use crate::setup::child::Worker;
-
-/// Word that stands for all of them.
-pub(crate) const ALL: &str = "limits";
-
-pub(crate) const LIMITS: [Scenario; 8] = [
-    ("limits-names", "locks that one manager holds and renews", names::run),
-    ("limits-waiters", "waiters of one lock: tasks of a process, and the server's queue", waiters::run),
-    ("limits-holders", "readers of one lock on the server, and guards that share a hold", holders::run),
-    ("limits-processes", "managers with connections of their own that write under one lock", processes::run),
-    ("limits-requests", "pairs a second on one node", requests::run),
-    ("limits-nodes", "primaries of a cluster", nodes::run),
-    ("limits-list", "locks in one `locks()`, with as many other keys", list::run),
-    ("limits-notes", "bytes of a note", notes::run),
-];
+use crate::held_locks;
 
 /// Runs as the process with the load.
 pub(crate) fn serve_as(load: &str, url: &str) {
     match load {
-        "names" => names::hold(url),
+        "names" => held_locks::hold(url, "10"),
         "waiters" => waiters::wait(url),
         "guards" => holders::join(url),
         "processes" => processes::compete(url),
         "requests" => requests::load(url),
         "list" => list::list(url),
         _ => panic!("there is no load {load:?}"),
-    }
-}
-
-/// Process with a load, which obeys orders.
-struct Loader(Worker);
-
-impl Loader {
-    fn start(load: &str, url: &str) -> Self {
-        Self(Worker::start_child(&["limits", load, url]))
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// Gives an order. Returns the numbers of the answer, or the text of a failure.
-    fn order<const N: usize>(&mut self, order: &str) -> Result<[f64; N], String> {
-        let answer = self.0.order(order);
-        if let Some(failure) = answer.strip_prefix(FAILED) {
-            return Err(failure.trim().to_owned());
-        }
-        let numbers: Vec<f64> = answer.split_whitespace().map(|word| word.parse().expect("a number")).collect();
-        numbers.try_into().map_err(|numbers| format!("the process answered {numbers:?}"))
-    }
-}
-
-const FAILED: &str = "failed: ";
-
-/// Obeys the orders on the standard input, and answers each with a line.
-fn obey(mut act: impl FnMut(&str) -> Result<Vec<f64>, Error>) {
-    for line in stdin().lines() {
-        match act(&line.expect("a line")) {
-            Ok(numbers) => {
-                let words: Vec<String> = numbers.iter().map(f64::to_string).collect();
-                println!("{}", words.join(" "));
-            }
-            Err(error) => println!("{FAILED}{}", error.to_string().replace('\n', " ")),
-        }
     }
 }

@@ -1,18 +1,21 @@
 //! Client CPU of many local waiters, subscriptions and watches, when they come, wait and go. Each is measured at two
 //! counts, to see that the cost grows with the count and no faster.
 
+use std::iter::repeat_n;
 use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Node;
-use redis_rwlock::{Acquiring, ReadGuard, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Acquiring, ReadGuard, RedisManager, RwLockManager, WriteGuard};
 use tokio::task::JoinSet;
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::processor_time;
-use crate::setup::{Bare, CommandStats, Effort, LONG_LEASE, bare_connection, median, start_node, tell};
+use crate::setup::{
+    Bare, CommandStats, Effort, LONG_LEASE, bare_connection, lock_key, median, runtime, spawn_writes, start_node, tell,
+    tell_ratio,
+};
 
 /// A count for comparison is the full one divided by this.
 const FEWER: usize = 4;
@@ -21,7 +24,7 @@ const LINEAR: f64 = 1.5;
 
 /// Returns a manager that renews nothing.
 async fn manager(node: &Node) -> RedisManager {
-    let builder = RedisManager::builder(Topology::node(node.url())).lease(LONG_LEASE);
+    let builder = RedisManager::builder(node.url()).lease(LONG_LEASE);
     builder.max_hold(Duration::MAX).join_window(LONG_LEASE).connect().await.expect("a manager")
 }
 
@@ -49,10 +52,8 @@ impl Costs {
     }
 
     fn tell_growth(&self, what: &str, count: usize) {
-        let Self { all, fewer } = self;
-        let sides = format!("{all:.1} ms against {fewer:.1} ms for {}", count / FEWER);
-        let growth = all / fewer.max(0.01) / FEWER as f64;
-        tell(&format!("{count} {what}, each / each of a quarter"), &sides, growth, AtMost(LINEAR));
+        let each = [self.all, self.fewer.max(0.01) * FEWER as f64].map(|ms| 1e3 * ms / count as f64);
+        tell_ratio(&format!("{count} {what}, each / each of a quarter"), each, "us of CPU", AtMost(LINEAR));
     }
 }
 
@@ -61,6 +62,12 @@ async fn idle_share(span: Duration) -> f64 {
     let (cpu, began) = (processor_time(), Instant::now());
     tokio::time::sleep(span).await;
     100.0 * (processor_time() - cpu).div_duration_f64(began.elapsed())
+}
+
+/// Prints this share for tasks that have just begun to wait, beside the share without them.
+async fn tell_idle_share(what: &str, span: Duration, empty: f64) {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tell(what, &format!("percent of a core, {empty:.2} without them"), idle_share(span).await, AtMost(1.0));
 }
 
 /// Polls an acquisition until it has to wait for others.
@@ -109,21 +116,14 @@ async fn giving_up(effort: Effort, node: &Node) {
 async fn subscriptions(effort: Effort, node: &Node) {
     let count = effort.of(8_000, 8_000, 50);
     let elsewhere = manager(node).await;
-    let mut held = JoinSet::new();
-    for lock in 0..count {
-        let manager = elsewhere.clone();
-        held.spawn(async move { manager.write(&format!("listened-{lock}")).await.expect("granted") });
-    }
-    let held = held.join_all().await;
+    let names = |count| (0..count).map(|lock| format!("listened-{lock}"));
+    let held: Result<Vec<_>, _> = spawn_writes(&elsewhere, names(count)).join_all().await.into_iter().collect();
+    let held = held.expect("granted");
     let costs = Costs::measure(effort, count, async |count| {
         let here = manager(node).await;
         let began = processor_time();
         CommandStats::reset(node);
-        let mut waiters = JoinSet::new();
-        for lock in 0..count {
-            let manager = here.clone();
-            waiters.spawn(async move { manager.write(&format!("listened-{lock}")).await.map(drop) });
-        }
+        let mut waiters = spawn_writes(&here, names(count));
         while CommandStats::of(node).calls("ssubscribe") < count as u64 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -149,7 +149,7 @@ async fn bare_subscriptions(node: &Node, count: usize) -> Duration {
     for lock in 0..count {
         let (mut bare, mut connection) = (bare.clone(), connection.clone());
         tasks.spawn(async move {
-            let key = format!("rwlock:{{bare-{lock}}}:lock");
+            let key = lock_key(format_args!("bare-{lock}"));
             bare.lock_shaped_pair(&key).await;
             let mut subscribe = redis::cmd("SSUBSCRIBE");
             subscribe.arg(format!("{key}:wake")).query_async::<()>(&mut connection).await.expect("subscribed");
@@ -166,23 +166,9 @@ async fn waiting(effort: Effort, node: &Node) {
     // What earlier parts left to do, thousands of releases, is not the baseline of this one.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let empty = idle_share(span).await;
-    let tell_share = |what: &str, share: f64| {
-        let sides = format!("percent of a core, {empty:.2} without them");
-        tell(what, &sides, share, AtMost(1.0));
-    };
-    let spawn = |name: &'static str, count: usize| {
-        let mut tasks = JoinSet::new();
-        for _ in 0..count {
-            let manager = here.clone();
-            tasks.spawn(async move { manager.write(name).await.map(drop) });
-        }
-        tasks
-    };
-
     let held = elsewhere.write("theirs").await.expect("granted");
-    let mut waiters = spawn("theirs", count);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    tell_share(&format!("{count} local waiters of a lock held elsewhere"), idle_share(span).await);
+    let mut waiters = spawn_writes(&here, repeat_n("theirs".to_owned(), count));
+    tell_idle_share(&format!("{count} local waiters of a lock held elsewhere"), span, empty).await;
     waiters.shutdown().await;
     drop(held);
 
@@ -190,9 +176,8 @@ async fn waiting(effort: Effort, node: &Node) {
     for _ in 0..count / 2 {
         readers.push(here.read("ours").await.expect("joined"));
     }
-    let mut waiters = spawn("ours", count / 2);
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    tell_share(&format!("{0} local waiters beside {0} readers", count / 2), idle_share(span).await);
+    let mut waiters = spawn_writes(&here, repeat_n("ours".to_owned(), count / 2));
+    tell_idle_share(&format!("{0} local waiters beside {0} readers", count / 2), span, empty).await;
     waiters.shutdown().await;
     drop(readers);
 }
@@ -222,22 +207,22 @@ async fn watching(effort: Effort, node: &Node) {
     for guard in shares {
         watchers.spawn(async move { guard.lost().await });
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let share = idle_share(span).await;
-    let sides = format!("percent of a core, {empty:.2} without them");
-    tell(&format!("{count} `lost()` that wait"), &sides, share, AtMost(1.0));
+    tell_idle_share(&format!("{count} `lost()` that wait"), span, empty).await;
     watchers.shutdown().await;
 }
 
 pub(crate) fn run(effort: Effort) {
     let node = start_node();
-    let on_a_runtime_of_its_own = |part: &dyn Fn(&Runtime)| {
-        let runtime = Runtime::new().expect("a runtime");
-        part(&runtime);
+    type Part<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+    let parts: [Part<'_>; 4] = [
+        Box::pin(giving_up(effort, &node)),
+        Box::pin(subscriptions(effort, &node)),
+        Box::pin(waiting(effort, &node)),
+        Box::pin(watching(effort, &node)),
+    ];
+    for part in parts {
+        let runtime = runtime();
+        runtime.block_on(part);
         runtime.shutdown_background();
-    };
-    on_a_runtime_of_its_own(&|runtime| runtime.block_on(giving_up(effort, &node)));
-    on_a_runtime_of_its_own(&|runtime| runtime.block_on(subscriptions(effort, &node)));
-    on_a_runtime_of_its_own(&|runtime| runtime.block_on(waiting(effort, &node)));
-    on_a_runtime_of_its_own(&|runtime| runtime.block_on(watching(effort, &node)));
+    }
 }

@@ -10,7 +10,9 @@ use cluster_testenv::{Client, Reply};
 
 use crate::setup::Target::AtMost;
 use crate::setup::scripts::{hash, two_key};
-use crate::setup::{Effort, TIMESTAMP_CLIENTS, load, median, send, server_cpu_us, start_node, tell};
+use crate::setup::{
+    Effort, TIMESTAMP_CLIENTS, evalsha, load, lock_key, median, member_id, send, server_cpu_us, start_node, tell,
+};
 
 const WAITING_WRITERS: usize = 50;
 /// Requests that are under way while many waiters arrive.
@@ -32,13 +34,11 @@ struct Bench {
 
 impl Bench {
     fn call(&mut self, texts: [&str; 2], args: &[&str]) -> Command {
-        let tag = format!("rwlock:{{{}}}", self.locks);
-        let (text, keys) = match self.scheme {
-            Scheme::Hash => (texts[0], vec![format!("{tag}:lock")]),
-            Scheme::TwoKey => (texts[1], vec![format!("{tag}:read"), format!("{tag}:write")]),
-        };
-        let head = ["EVALSHA".to_owned(), load(&mut self.client, text), keys.len().to_string()];
-        head.into_iter().chain(keys).chain(args.iter().map(|&arg| arg.to_owned())).collect()
+        let [lock, read, write] = ["lock", "read", "write"].map(|key| format!("rwlock:{{{}}}:{key}", self.locks));
+        match self.scheme {
+            Scheme::Hash => evalsha(&load(&mut self.client, texts[0]), &[&lock], args),
+            Scheme::TwoKey => evalsha(&load(&mut self.client, texts[1]), &[&read, &write], args),
+        }
     }
 
     /// Returns arguments, behind which the scripts of the hash scheme have some more.
@@ -55,16 +55,15 @@ impl Bench {
     fn gather(&mut self, first: usize, count: usize, mode: &str, patience_ms: &str) {
         let template = self.acquire("", mode, patience_ms);
         let commands: Vec<Command> = (first..first + count)
-            .map(|n| template.iter().map(|word| if word.is_empty() { id(n) } else { word.clone() }).collect())
+            .map(|n| template.iter().map(|word| if word.is_empty() { member_id(n) } else { word.clone() }).collect())
             .collect();
         send(&mut self.client, &commands, BATCH);
     }
 
     /// Runs one script. Returns its milliseconds, and its reply.
     fn measure(&mut self, command: &Command) -> (f64, Reply) {
-        let command: Vec<_> = command.iter().map(String::as_str).collect();
         let before = server_cpu_us(&mut self.client);
-        let reply = self.client.command(&command).and_then(Reply::into_result).expect("the server answers");
+        let reply = self.client.command(command).and_then(Reply::into_result).expect("the server answers");
         ((server_cpu_us(&mut self.client) - before) / 1e3, reply)
     }
 
@@ -74,7 +73,7 @@ impl Bench {
         self.gather(0, 1, "w", "0");
         self.gather(1, WAITING_WRITERS, "w", "600000");
         self.gather(100_000, readers, "r", "600000");
-        let leave = self.call([hash::LEAVE, two_key::LEAVE], &[&id(0), TIMESTAMP_CLIENTS]);
+        let leave = self.call([hash::LEAVE, two_key::LEAVE], &[&member_id(0), TIMESTAMP_CLIENTS]);
         let mut costs = vec![self.measure(&leave).0];
         while let Some(next) = self.next_of_the_phase() {
             let acquire = self.acquire(&next, "r", "600000");
@@ -85,7 +84,7 @@ impl Bench {
 
     /// Returns the waiter that the last script notified to ask again.
     fn next_of_the_phase(&mut self) -> Option<String> {
-        let key = format!("rwlock:{{{}}}:lock", self.locks);
+        let key = lock_key(self.locks);
         let queue = self.client.command(&["HGET", &key, "u"]).expect("an answer").text()?.into_owned();
         let words: Vec<_> = queue.split(' ').collect();
         let next = self.client.command(&["HGET", &key, &[words[2], words[3]].concat()]).expect("an answer");
@@ -110,10 +109,6 @@ impl Bench {
             }
         }
     }
-}
-
-fn id(n: usize) -> String {
-    format!("0123456789abcdef0123456789abcdef.{n}.service")
 }
 
 /// Returns the words of the head of a reply.

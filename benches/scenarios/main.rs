@@ -8,7 +8,6 @@ mod burst;
 mod caching;
 mod durability;
 mod faults;
-mod groups;
 mod hand_over;
 mod held_locks;
 mod joins;
@@ -29,15 +28,14 @@ mod wake_up;
 use std::env;
 use std::process::ExitCode;
 
-use limits::{ALL, LIMITS};
 use setup::Effort;
 
 /// A scenario: its name, its subject, and its function.
 type Scenario = (&'static str, &'static str, fn(Effort));
 
-const SCENARIOS: [Scenario; 19] = [
+const SCENARIOS: [Scenario; 27] = [
     ("uncontended", "time of a pair (an acquisition and its release) by one task", uncontended::run),
-    ("groups", "time of an acquisition of three names in one step, beside that of one name", groups::run),
+    ("groups", "time of an acquisition of three names in one step, beside that of one name", uncontended::run_groups),
     ("throughput", "pairs a second and client CPU of 256 tasks; BENCH_BEFORE: of another revision", throughput::run),
     ("read_release", "server time for a release, while others read the same lock", read_release::run),
     ("held_locks", "10,000 and 100,000 held locks: delay of others, client CPU, memory", held_locks::run),
@@ -55,6 +53,14 @@ const SCENARIOS: [Scenario; 19] = [
     ("scripts", "server CPU of each script, beside a lock-shaped one and those of 42d087c", scripts::run),
     ("longest_scripts", "server CPU of the longest scripts, beside 10,000 readers", longest_scripts::run),
     ("schemes", "pairs a second of all schemes under the same loads, by criterion; no targets", schemes::run),
+    ("limits-names", "locks that one manager holds and renews", limits::names::run),
+    ("limits-waiters", "waiters of one lock: tasks of a process, and the server's queue", limits::waiters::run),
+    ("limits-holders", "readers of one lock on the server, and guards that share a hold", limits::holders::run),
+    ("limits-processes", "managers with connections of their own that write under one lock", limits::processes::run),
+    ("limits-requests", "pairs a second on one node", limits::requests::run),
+    ("limits-nodes", "primaries of a cluster", limits::nodes::run),
+    ("limits-list", "locks in one `locks()`, with as many other keys", limits::list::run),
+    ("limits-notes", "bytes of a note", limits::notes::run),
 ];
 
 fn main() -> ExitCode {
@@ -65,19 +71,18 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (options, names): (Vec<&str>, Vec<&str>) = words.iter().copied().partition(|word| word.starts_with('-'));
-    let all = || SCENARIOS.iter().chain(&LIMITS);
-    let unknown = names.iter().find(|name| **name != ALL && all().all(|(known, ..)| known != *name));
+    let is_limit = |name: &str| name.starts_with("limits-");
+    let unknown = names.iter().find(|name| **name != "limits" && SCENARIOS.iter().all(|(known, ..)| known != *name));
     if options.contains(&"--list") || unknown.is_some() {
-        all().for_each(|(name, subject, _)| println!("{name:<16} {subject}"));
+        SCENARIOS.iter().for_each(|(name, subject, _)| println!("{name:<16} {subject}"));
     }
     if let Some(name) = unknown {
         eprintln!("there is no scenario {name:?}");
         return ExitCode::from(2);
     }
-    let is_limit = |name: &str| LIMITS.iter().any(|(limit, ..)| *limit == name);
-    for (name, _, run) in all() {
-        let is_meant = if names.is_empty() { !is_limit(name) } else { names.contains(&ALL) && is_limit(name) };
-        if !options.contains(&"--list") && (is_meant || names.contains(name)) {
+    for (name, _, run) in SCENARIOS {
+        let is_meant = if is_limit(name) { names.contains(&"limits") } else { names.is_empty() };
+        if !options.contains(&"--list") && (is_meant || names.contains(&name)) {
             println!("scenario: {name}");
             run(Effort::asked_for());
         }

@@ -5,13 +5,11 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Proxy;
-use redis_rwlock::{HoldState, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
+use redis_rwlock::{HoldState, RedisManager, RwLockManager, WriteGuard};
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::client_time;
-use crate::setup::{Effort, few_at_a_time, start_proxied_node, tell};
+use crate::setup::{Effort, few_at_a_time, runtime, spawn_writes, start_proxied_node, tell};
 
 /// Lease whose renewals come due within the outage, and it does not end before the outage does.
 const LEASE: Duration = Duration::from_secs(20);
@@ -43,15 +41,6 @@ impl Outage {
     }
 }
 
-fn wait_for_locks(manager: &RedisManager, count: usize) -> JoinSet<Result<WriteGuard, redis_rwlock::Error>> {
-    let mut tasks = JoinSet::new();
-    for lock in 0..count {
-        let manager = manager.clone();
-        tasks.spawn(async move { manager.write(&format!("wanted-{lock}")).await });
-    }
-    tasks
-}
-
 /// Returns whether the server has answered a renewal since it came back.
 fn is_renewed(guard: &WriteGuard, outage: Instant) -> bool {
     guard.remaining() + outage.elapsed() > LEASE
@@ -60,13 +49,13 @@ fn is_renewed(guard: &WriteGuard, outage: Instant) -> bool {
 async fn outage(effort: Effort, outage: Outage, waiters: usize, holds: usize) {
     let span = Duration::from_secs(effort.of(10, 10, 1));
     let node = start_proxied_node();
-    let builder = RedisManager::builder(Topology::node(node.url())).lease(LEASE).unreachable_after(PATIENCE);
+    let builder = RedisManager::builder(node.url()).lease(LEASE).unreachable_after(PATIENCE);
     let manager = builder.connect().await.expect("a manager");
     let guards = few_at_a_time(0..holds, async |n| manager.write(&format!("held-{n}")).await.expect("granted")).await;
 
     let (cpu, began, connections) = (client_time(), Instant::now(), node.proxy().connections_made());
     outage.begin(node.proxy());
-    let mut tasks = wait_for_locks(&manager, waiters);
+    let mut tasks = spawn_writes(&manager, (0..waiters).map(|lock| format!("wanted-{lock}")));
     tokio::time::sleep(span).await;
     let share = 100.0 * (client_time() - cpu).div_duration_f64(began.elapsed());
     let connections = node.proxy().connections_made() - connections;
@@ -94,20 +83,15 @@ async fn outage(effort: Effort, outage: Outage, waiters: usize, holds: usize) {
     let renewed = back.elapsed();
     let lost = guards.iter().filter(|guard| guard.state() != HoldState::Held).count();
     let sides = format!("waiters granted after {served:.2?}, holds renewed after {renewed:.2?}; seconds");
-    let all = served.max(if holds == 0 { Duration::ZERO } else { renewed });
-    tell(&format!("{what}, all served"), &sides, all.as_secs_f64(), AtMost(2.0));
+    tell(&format!("{what}, all served"), &sides, served.max(renewed).as_secs_f64(), AtMost(2.0));
     tell(&format!("{what}, waiters that failed and holds lost"), "", (failed + lost) as f64, AtMost(0.0));
 }
 
 pub(crate) fn run(effort: Effort) {
-    let loads = [(2_000, 5_000), (2_000, 0), (0, 5_000)];
-    let loads = &loads[..effort.of(3, 1, 1)];
+    let (waiters, holds) = effort.of((2_000, 5_000), (2_000, 5_000), (20, 20));
     for kind in [Outage::Refused, Outage::Silent] {
-        for (waiters, holds) in loads {
-            let (waiters, holds) = effort.of((*waiters, *holds), (*waiters, *holds), (20, 20));
-            let runtime = Runtime::new().expect("a runtime");
-            runtime.block_on(outage(effort, kind, waiters, holds));
-            runtime.shutdown_background();
-        }
+        let runtime = runtime();
+        runtime.block_on(outage(effort, kind, waiters, holds));
+        runtime.shutdown_background();
     }
 }

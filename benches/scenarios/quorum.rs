@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use cluster_testenv::Node;
 use futures_util::future::join_all;
 use redis_rwlock::{QuorumManager, TwoKeyManager};
-use tokio::runtime::Runtime;
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::resident_bytes;
-use crate::setup::{Bare, CommandStats, Effort, pair, quantile, start_node, start_proxied_node, tell};
+use crate::setup::{Bare, CommandStats, Effort, p50_us, pair, runtime, start_node, start_proxied_node, tell_ratio};
 
 enum Row {
     FanOuts(Vec<Bare>),
@@ -46,7 +45,7 @@ pub(crate) fn run(effort: Effort) {
     let nodes = [(); 5].map(|()| start_node());
     // Two that stop answering in one way.
     let silent = [(); 3].map(|()| [(); 2].map(|()| start_proxied_node()));
-    Runtime::new().expect("a runtime").block_on(async {
+    runtime().block_on(async {
         let mut rows = [
             Row::FanOuts(join_all(nodes.iter().map(Bare::connect)).await),
             Row::Single(TwoKeyManager::builder(nodes[0].url()).connect().await.expect("it answers")),
@@ -99,14 +98,16 @@ fn connections_to(port: u16) -> usize {
 }
 
 fn tell_all(times: [Vec<Duration>; 6]) {
-    let [fan_outs, single, healthy, killed, black_holed, frozen] = times.map(|mut times| quantile(&mut times, 0.5));
-    println!("row: a pair of the two keys at one master {single:?}, three fan-outs to five masters {fan_outs:?}");
-    for (what, time, other, of) in [
-        ("quorum of five, acquire and release", healthy, "three fan-outs", fan_outs),
-        ("the same with two of five killed", killed, "healthy", healthy),
-        ("the same with two of five black-holed", black_holed, "healthy", healthy),
-        ("the same with two of five frozen", frozen, "healthy", healthy),
+    let [fan_outs, single, healthy, killed, black_holed, frozen] = times.map(|mut times| p50_us(&mut times));
+    println!(
+        "row: a pair of the two keys at one master {single:.0} us, three fan-outs to five masters {fan_outs:.0} us"
+    );
+    for (what, sides) in [
+        ("quorum of five, acquire and release", [healthy, fan_outs]),
+        ("the same with two of five killed", [killed, healthy]),
+        ("the same with two of five black-holed", [black_holed, healthy]),
+        ("the same with two of five frozen", [frozen, healthy]),
     ] {
-        tell(what, &format!("{time:?}, {other} {of:?}"), time.div_duration_f64(of), AtMost(1.5));
+        tell_ratio(what, sides, "us", AtMost(1.5));
     }
 }

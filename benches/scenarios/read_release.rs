@@ -2,11 +2,12 @@
 //! one thing at a time, so a cost that grows with the readers would delay all clients.
 
 use cluster_testenv::Node;
-use redis_rwlock::{ReadGuard, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
+use redis_rwlock::{ReadGuard, RedisManager, RwLockManager};
 
 use crate::setup::Target::AtMost;
-use crate::setup::{Bare, CommandStats, Effort, connect, foreign_id, median, start_node, tell};
+use crate::setup::{
+    Bare, CommandStats, Effort, foreign_id, lock_key, manager, median, runtime, start_node, tell_ratio,
+};
 
 const OTHERS: [usize; 3] = [1, 100, 1000];
 /// Managers among the others. The rest are ids of managers that do not exist, which is all that the server sees.
@@ -29,7 +30,7 @@ impl Crowded {
                 guards.push(manager.read(lock).await.expect("granted"));
             }
             for _ in managers.len().min(others)..others {
-                bare.acquire(&format!("rwlock:{{{lock}}}:lock"), &foreign_id(), "r").await;
+                bare.acquire(&lock_key(lock), &foreign_id(), "r").await;
             }
         }
         Self { locks, _guards: guards }
@@ -53,12 +54,11 @@ impl Crowded {
 
 pub(crate) fn run(effort: Effort) {
     let node = start_node();
-    Runtime::new().expect("a runtime").block_on(async {
-        let manager = || connect(RedisManager::builder(Topology::node(node.url())));
+    runtime().block_on(async {
         let mut bare = Bare::connect(&node).await;
-        let (own, mut managers) = (manager().await, Vec::new());
+        let (own, mut managers) = (manager(&node).await, Vec::new());
         for _ in 0..effort.of(REAL, REAL, 5) {
-            managers.push(manager().await);
+            managers.push(manager(&node).await);
         }
         let mut crowded = Vec::new();
         for others in OTHERS {
@@ -72,8 +72,8 @@ pub(crate) fn run(effort: Effort) {
         }
         let [one, hundred, thousand] = costs.map(|mut costs| median(&mut costs));
         for (others, cost, bound) in [(OTHERS[1], hundred, 2.0), (OTHERS[2], thousand, 1.3)] {
-            let sides = format!("{cost:.2} us of the server against {one:.2} us");
-            tell(&format!("read release, {others} other managers / 1"), &sides, cost / one, AtMost(bound));
+            let what = format!("read release, {others} other managers / 1");
+            tell_ratio(&what, [cost, one], "us of the server", AtMost(bound));
         }
     });
 }

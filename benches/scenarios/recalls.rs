@@ -3,19 +3,20 @@
 
 mod minimal;
 
-use std::io::stdin;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Node;
 use futures_util::future::join_all;
-use redis_rwlock::{ReadGuard, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
+use redis_rwlock::{ReadGuard, RedisManager, RwLockManager};
 
 use crate::setup::Target::AtMost;
-use crate::setup::child::Worker;
+use crate::setup::child::{Worker, obey};
 use crate::setup::process::{processor_time, resident_bytes};
-use crate::setup::{Bare, CommandStats, Effort, Messages, few_at_a_time, foreign_id, median, start_node, tell};
+use crate::setup::{
+    Bare, CommandStats, Effort, Messages, few_at_a_time, foreign_id, lock_key, median, micros, runtime, start_node,
+    tell, tell_ratio, timed,
+};
 
 const CACHE_FOR: Duration = Duration::from_secs(600);
 /// Processes that read, none of which is inside.
@@ -23,7 +24,7 @@ const MANY: usize = 100;
 const LOCKS: usize = 10_000;
 
 async fn connect(node: &Node) -> RedisManager {
-    RedisManager::builder(Topology::node(node.url())).cache_for(CACHE_FOR).connect().await.expect("a manager")
+    RedisManager::builder(node.url()).cache_for(CACHE_FOR).connect().await.expect("a manager")
 }
 
 async fn read(manager: &RedisManager, name: &str) {
@@ -38,10 +39,6 @@ async fn cache(manager: &RedisManager, name: &str) {
     read(manager, name).await;
 }
 
-fn micros(began: Instant) -> f64 {
-    began.elapsed().as_secs_f64() * 1e6
-}
-
 /// Two bare hops: a message to a task that answers with a message. Everything between two processes but the lock.
 struct TwoHops {
     caller: Bare,
@@ -50,8 +47,10 @@ struct TwoHops {
 
 impl TwoHops {
     async fn new(node: &Node) -> Self {
-        let (mut calls, answers) =
-            (Messages::subscribe(node, "{hop}:call").await, Messages::subscribe(node, "{hop}:answer").await);
+        let (mut calls, answers) = (
+            Messages::subscribe(&node.url(), "{hop}:call").await,
+            Messages::subscribe(&node.url(), "{hop}:answer").await,
+        );
         let mut answerer = Bare::connect(node).await;
         tokio::spawn(async move {
             while calls.is_next().await {
@@ -65,7 +64,7 @@ impl TwoHops {
         let began = Instant::now();
         self.caller.publish("{hop}:call").await;
         self.answers.next().await;
-        micros(began)
+        micros(began.elapsed())
     }
 }
 
@@ -85,13 +84,11 @@ struct Samples {
 /// Lets bare readers leave at once, each by a connection of its own.
 async fn bare_releases(readers: &mut [Bare]) -> f64 {
     let ids: Vec<_> = readers.iter().map(|_| foreign_id()).collect();
-    let key = "rwlock:{bare}:lock";
+    let key = &lock_key("bare");
     for (bare, id) in readers.iter_mut().zip(&ids) {
         bare.acquire(key, id, "r").await;
     }
-    let began = Instant::now();
-    join_all(readers.iter_mut().zip(&ids).map(|(bare, id)| bare.leave(key, id))).await;
-    micros(began)
+    micros(timed(join_all(readers.iter_mut().zip(&ids).map(|(bare, id)| bare.leave(key, id)))).await.1)
 }
 
 async fn measure_recalls(effort: Effort, node: &Node) -> Samples {
@@ -105,34 +102,29 @@ async fn measure_recalls(effort: Effort, node: &Node) -> Samples {
             all = Samples::default(); // warm
         }
         cache(&keeper, "one").await;
-        let began = Instant::now();
-        let guard = other.write("one").cache_for(Duration::ZERO).await.expect("granted");
-        all.write.push(micros(began));
-        guard.release().await.expect("released");
+        let (guard, took) = timed(other.write("one").cache_for(Duration::ZERO)).await;
+        all.write.push(micros(took));
+        guard.expect("granted").release().await.expect("released");
 
         cache(&keeper, "one").await;
-        let began = Instant::now();
-        let guard = other.write("one").cache_for(Duration::ZERO).try_now().await.expect("answered");
-        all.try_cached.push(micros(began));
-        guard.expect("nobody is inside").release().await.expect("released");
+        let (guard, took) = timed(other.write("one").cache_for(Duration::ZERO).try_now()).await;
+        all.try_cached.push(micros(took));
+        guard.expect("answered").expect("nobody is inside").release().await.expect("released");
 
         cache(&keeper, "one").await;
         let inside: ReadGuard = keeper.read("one").await.expect("granted");
-        let began = Instant::now();
-        assert!(other.try_write("one").await.expect("answered").is_none());
-        all.try_used.push(micros(began));
+        let (refused, took) = timed(other.try_write("one")).await;
+        assert!(refused.expect("answered").is_none());
+        all.try_used.push(micros(took));
         inside.release().await.expect("released");
 
         all.two_hops.push(hops.measure().await);
-        let began = Instant::now();
-        readers[0].no_op("hop").await;
-        all.round_trip.push(micros(began));
+        all.round_trip.push(micros(timed(readers[0].no_op("hop")).await.1));
         if round % 10 == 1 {
             join_all(keepers.iter().map(|keeper| cache(keeper, "many"))).await;
-            let began = Instant::now();
-            let guard = other.write("many").cache_for(Duration::ZERO).await.expect("granted");
-            all.many.push(micros(began));
-            guard.release().await.expect("released");
+            let (guard, took) = timed(other.write("many").cache_for(Duration::ZERO)).await;
+            all.many.push(micros(took));
+            guard.expect("granted").release().await.expect("released");
             all.releases.push(bare_releases(&mut readers).await);
             all.minimal.push(minimal.measure().await);
         }
@@ -142,8 +134,7 @@ async fn measure_recalls(effort: Effort, node: &Node) -> Samples {
 
 fn tell_recalls(mut all: Samples) {
     let (hops, write) = (median(&mut all.two_hops), median(&mut all.write));
-    let sides = format!("p50 {write:.0} us against {hops:.0} us");
-    tell("a writer beside a cached read hold / two bare hops", &sides, write / hops, AtMost(1.8));
+    tell_ratio("a writer beside a cached read hold / two bare hops", [write, hops], "us", AtMost(1.8));
     let (many, releases, minimal) = (median(&mut all.many), median(&mut all.releases), median(&mut all.minimal));
     let limit = 1.8 * hops + releases;
     let sides = format!("p50 {many:.0} us against 1.8 x {hops:.0} us and {releases:.0} us for {MANY} bare releases");
@@ -151,23 +142,22 @@ fn tell_recalls(mut all: Samples) {
     println!("row: beside 100 bare readers that leave when they are recalled the writer waits {minimal:.0} us");
     let trip = median(&mut all.round_trip);
     for (what, samples) in [("cached", &mut all.try_cached), ("used", &mut all.try_used)] {
-        let took = median(samples);
-        let sides = format!("p50 {took:.0} us against {trip:.0} us, two bare hops {hops:.0} us");
-        tell(&format!("try_write beside a {what} read hold / an empty script"), &sides, took / trip, AtMost(3.0));
+        let what = format!("try_write beside a {what} read hold / an empty script");
+        tell_ratio(&what, [median(samples), trip], "us", AtMost(3.0));
     }
 }
 
-/// The other process: takes as many locks as a line says. Answers to each line with the CPU time since the last, and
-/// the growth of memory.
+/// The other process: takes as many locks as an order says. Answers to each with the CPU time since the last, and the
+/// growth of memory.
 pub(crate) fn have_locks(url: &str, how: &str) {
-    let (runtime, is_cached) = (Runtime::new().expect("a runtime"), how == "cached");
-    let builder = RedisManager::builder(Topology::node(url)).max_cached(2 * LOCKS);
+    let (runtime, is_cached) = (runtime(), how == "cached");
+    let builder = RedisManager::builder(url).max_cached(2 * LOCKS);
     let builder = builder.cache_for(if is_cached { CACHE_FOR } else { Duration::ZERO });
     let manager = runtime.block_on(builder.connect()).expect("a manager");
     let (mut held, mut time, bytes) = (Vec::new(), processor_time(), resident_bytes());
-    for line in stdin().lines() {
-        let count: usize = line.expect("a line").parse().expect("a number");
-        println!("{} {}", (processor_time() - time).as_micros(), resident_bytes().saturating_sub(bytes));
+    obey(|order| {
+        let count: usize = order.parse().expect("a number");
+        let (used, grown) = (processor_time() - time, resident_bytes().saturating_sub(bytes));
         // The first use is not cached, the second subscribes.
         while manager.stats().cached_holds + held.len() < count {
             held = runtime.block_on(few_at_a_time(0..count, async |lock| {
@@ -181,7 +171,8 @@ pub(crate) fn have_locks(url: &str, how: &str) {
             held.retain(Option::is_some);
         }
         time = processor_time();
-    }
+        Ok(vec![micros(used), grown as f64])
+    });
 }
 
 /// Compares CPU time and memory of a process with cached holds and of one with held locks.
@@ -191,24 +182,22 @@ fn ten_thousand(effort: Effort, node: &Node) {
     let url = node.url();
     let mut workers = ["held", "cached"].map(|how| Worker::start_child(&["cache", &url, how]));
     for worker in &mut workers {
-        worker.order(&count.to_string());
-        worker.order("0");
+        worker.ask(count);
     }
     CommandStats::reset(node);
     let (mut used, mut grown) = ([Vec::new(), Vec::new()], [0.0; 2]);
     for _ in 0..spans {
         thread::sleep(span);
         for (n, worker) in workers.iter_mut().enumerate() {
-            let [micros, bytes] = worker.order_numbers(0);
+            let [micros, bytes] = worker.order(0).expect("it has them");
             used[n].push(micros / 1e4 / span.as_secs_f64());
             grown[n] = bytes / 1024.0 / count as f64;
         }
     }
     let ([held, cached], [held_kib, cached_kib]) = (used.each_mut().map(|used| median(used)), grown);
-    let sides = format!("{cached:.2} % of a core against {held:.2} %");
-    tell("10,000 cached holds, CPU / of 10,000 held locks", &sides, cached / held, AtMost(1.5));
-    let sides = format!("{cached_kib:.2} KiB each against {held_kib:.2} KiB");
-    tell("10,000 cached holds, memory / of 10,000 held locks", &sides, cached_kib / held_kib.max(0.001), AtMost(1.3));
+    tell_ratio("10,000 cached holds, CPU / of 10,000 held locks", [cached, held], "% of a core", AtMost(1.5));
+    let kib = [cached_kib, held_kib.max(0.001)];
+    tell_ratio("10,000 cached holds, memory / of 10,000 held locks", kib, "KiB each", AtMost(1.3));
     let stats = CommandStats::of(node);
     // A run may begin just before a ping.
     let pings = (stats.calls("ping") as f64 / span.as_secs_f64() / f64::from(spans)).round();
@@ -217,6 +206,6 @@ fn ten_thousand(effort: Effort, node: &Node) {
 
 pub(crate) fn run(effort: Effort) {
     let node = start_node();
-    tell_recalls(Runtime::new().expect("a runtime").block_on(measure_recalls(effort, &node)));
+    tell_recalls(runtime().block_on(measure_recalls(effort, &node)));
     ten_thousand(effort, &node);
 }

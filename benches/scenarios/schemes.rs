@@ -80,7 +80,7 @@ async fn start(name: &'static str) -> Place {
             Place::new(name, RedisManager::builder(topology), cluster).await
         }
         "replicated" => {
-            let (primary, replica) = start_pair();
+            let [primary, replica] = start_pair(server());
             let durability = Durability::Replicated { replicas: Replicas::At(1), timeout: REPLICATED_WITHIN };
             let builder = RedisManager::builder(primary.url()).durability(durability);
             Place::new(name, builder.response_timeout(2 * REPLICATED_WITHIN), (primary, replica)).await

@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Client, Node, Reply, Server};
+use cluster_testenv::{Client, Cluster, Node, Reply, Server};
 use futures_util::StreamExt;
 use futures_util::stream;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, IntoConnectionInfo, Value};
-use redis_rwlock::{Build, Builder, RwLockManager};
+use redis_rwlock::{Build, Builder, Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::runtime::{self, Runtime};
+use tokio::task::JoinSet;
 
 // The paths are written out, because `benches/peers` includes this file from another folder.
 #[path = "setup/child.rs"]
@@ -38,6 +40,7 @@ redis.call('HMGET', KEYS[1], 'a', 'b', 'c')
 redis.call('HSET', KEYS[1], 'a', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1";
+const SLOTS: usize = 16_384;
 const PUBLISH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1], ARGV[1])";
 
 /// Returns the server that `BENCH_SERVER` names, else Redis 7.0.
@@ -55,8 +58,8 @@ pub(crate) fn start_proxied_node() -> Node {
 }
 
 /// Starts a primary and a replica that follows it.
-pub(crate) fn start_pair() -> (Node, Node) {
-    let start = || Node::builder(server()).arg("--repl-diskless-sync-delay", "0").start().expect("a server starts");
+pub(crate) fn start_pair(server: Server) -> [Node; 2] {
+    let start = || Node::builder(server).arg("--repl-diskless-sync-delay", "0").start().expect("a server starts");
     let (primary, replica) = (start(), start());
     let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
     replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
@@ -66,7 +69,31 @@ pub(crate) fn start_pair() -> (Node, Node) {
         client.command(&["SET", "follows", ""]).expect("written");
         assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
     }
-    (primary, replica)
+    [primary, replica]
+}
+
+pub(crate) fn runtime() -> Runtime {
+    Runtime::new().expect("a runtime")
+}
+
+/// Returns both kinds of runtimes, with their names.
+pub(crate) fn runtimes() -> [(&'static str, Runtime); 2] {
+    [("multi-thread", runtime::Builder::new_multi_thread()), ("current-thread", runtime::Builder::new_current_thread())]
+        .map(|(name, mut builder)| (name, builder.enable_all().build().expect("a runtime")))
+}
+
+/// Returns a slot of each primary, and a tag that makes a lock lie there. The slots are shared out in order.
+pub(crate) fn tags(cluster: &Cluster, primaries: usize) -> Vec<(u16, String)> {
+    let mut tags: Vec<Option<(u16, String)>> = vec![None; primaries];
+    for tag in (0..).map(|n| format!("tag{n}")) {
+        let slot = cluster.keyslot(&tag);
+        let owner = (0..primaries).rfind(|owner| SLOTS * owner / primaries <= usize::from(slot));
+        tags[owner.expect("the first begins at 0")].get_or_insert((slot, tag));
+        if tags.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    tags.into_iter().flatten().collect()
 }
 
 /// Connects a manager that renews nothing.
@@ -74,11 +101,23 @@ pub(crate) async fn connect<M: Build>(builder: Builder<M>) -> M {
     builder.lease(LONG_LEASE).max_hold(LONG_LEASE * 2).connect().await.expect("a manager")
 }
 
+/// Connects such a manager to a node.
+pub(crate) async fn manager(node: &Node) -> RedisManager {
+    connect(RedisManager::builder(node.url())).await
+}
+
 /// Acquires a lock for writing and releases it. Returns the time that both took.
 pub(crate) async fn pair(manager: &impl RwLockManager, name: &str) -> Duration {
     let began = Instant::now();
     manager.write(name).await.expect("granted").release().await.expect("released");
     began.elapsed()
+}
+
+/// Returns what something gave, and how long it took.
+pub(crate) async fn timed<T>(act: impl IntoFuture<Output = T>) -> (T, Duration) {
+    let began = Instant::now();
+    let value = act.await;
+    (value, began.elapsed())
 }
 
 /// Does something for each number, 16 at a time. The memory of more acquisitions in progress would count as the locks'.
@@ -131,9 +170,25 @@ pub(crate) async fn bare_connection(url: &str) -> MultiplexedConnection {
     client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }
 
+/// Returns the key of a lock of the hash scheme.
+pub(crate) fn lock_key(name: impl fmt::Display) -> String {
+    format!("rwlock:{{{name}}}:lock")
+}
+
+/// Returns the words of a call of a script.
+pub(crate) fn evalsha(digest: &str, keys: &[&str], arguments: &[&str]) -> Vec<String> {
+    let head = ["EVALSHA".to_owned(), digest.to_owned(), keys.len().to_string()];
+    head.into_iter().chain(keys.iter().chain(arguments).map(|&word| word.to_owned())).collect()
+}
+
 /// Returns the digest by which a script is called.
 pub(crate) fn digest(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
+}
+
+/// Loads a script, and returns its digest.
+pub(crate) async fn load_script(connection: &mut MultiplexedConnection, text: &str) -> String {
+    redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(connection).await.expect("it loads")
 }
 
 /// Returns an id as long as those of the crate.
@@ -141,6 +196,24 @@ pub(crate) fn foreign_id() -> String {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     let n = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     format!("0123456789abcdef0123456789abcdef.{n}.localhost:12345")
+}
+
+/// Returns the id of a member of a crowd, which the server counts as a process.
+pub(crate) fn member_id(member: usize) -> String {
+    format!("0123456789abcdef0123456789abcdef.{member}.service")
+}
+
+/// Lets a task write each lock.
+pub(crate) fn spawn_writes(
+    manager: &RedisManager,
+    names: impl IntoIterator<Item = String>,
+) -> JoinSet<Result<WriteGuard, Error>> {
+    let mut tasks = JoinSet::new();
+    for name in names {
+        let manager = manager.clone();
+        tasks.spawn(async move { manager.write(&name).await });
+    }
+    tasks
 }
 
 /// Scripts called by their digests without the crate.
@@ -167,7 +240,7 @@ impl<C: ConnectionLike + Clone + Send> Bare<C> {
         let texts = [scripts::hash::ACQUIRE, scripts::hash::LEAVE, NO_OP, LOCK_SHAPE, PUBLISH];
         for loader in loaders {
             for text in texts {
-                redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(loader).await.expect("it loads");
+                load_script(loader, text).await;
             }
         }
         let [acquire, leave, no_op, lock_shape, publish] = texts.map(digest);
@@ -242,8 +315,8 @@ fn begins_with(reply: &Value, code: &[u8]) -> bool {
 pub(crate) struct Messages(TcpStream);
 
 impl Messages {
-    pub(crate) async fn subscribe(node: &Node, channel: &str) -> Self {
-        let mut stream = TcpStream::connect(node.addr()).await.expect("a connection");
+    pub(crate) async fn subscribe(url: &str, channel: &str) -> Self {
+        let mut stream = TcpStream::connect(url.trim_start_matches("redis://")).await.expect("a connection");
         stream.set_nodelay(true).expect("a live socket");
         stream.write_all(format!("SSUBSCRIBE {channel}\r\n").as_bytes()).await.expect("sent");
         let mut messages = Self(stream);
@@ -326,11 +399,20 @@ pub(crate) fn load(client: &mut Client, text: &str) -> String {
     reply.text().expect("a digest").into_owned()
 }
 
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
 /// Returns the value below which this share of the samples lie.
 pub(crate) fn quantile(samples: &mut [Duration], share: f64) -> Duration {
     assert!(!samples.is_empty());
     samples.sort_unstable();
     samples[((samples.len() - 1) as f64 * share).round() as usize]
+}
+
+/// Returns the p50 in microseconds.
+pub(crate) fn p50_us(samples: &mut [Duration]) -> f64 {
+    micros(quantile(samples, 0.5))
 }
 
 pub(crate) fn median(samples: &mut [f64]) -> f64 {
@@ -353,14 +435,28 @@ impl Sides {
     }
 
     /// Returns the medians of both sides.
-    pub(crate) fn medians(&mut self) -> [f64; 2] {
+    pub(crate) fn medians(&self) -> [f64; 2] {
         [median(&mut self.ours.clone()), median(&mut self.others.clone())]
+    }
+
+    /// Prints the median of the ratios of all turns as a figure.
+    pub(crate) fn tell(&self, what: &str, unit: &str, target: Target) {
+        tell(what, &against(self.medians(), unit), self.ratio(), target);
     }
 
     /// Returns the median of the ratios of all turns.
     pub(crate) fn ratio(&self) -> f64 {
         median(&mut self.ours.iter().zip(&self.others).map(|(ours, others)| ours / others).collect::<Vec<_>>())
     }
+}
+
+fn against([ours, others]: [f64; 2], unit: &str) -> String {
+    format!("{ours:.2} {unit} against {others:.2} {unit}")
+}
+
+/// Prints a figure that is the ratio of both sides.
+pub(crate) fn tell_ratio(what: &str, sides: [f64; 2], unit: &str, target: Target) {
+    tell(what, &against(sides, unit), sides[0] / sides[1], target);
 }
 
 /// Target of a figure.
@@ -371,7 +467,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    fn is_met_by(self, value: f64) -> bool {
+    pub(crate) fn is_met_by(self, value: f64) -> bool {
         match self {
             Self::AtMost(bound) => value <= bound,
             Self::AtLeast(bound) => value >= bound,

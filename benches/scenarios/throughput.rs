@@ -15,13 +15,14 @@ use std::time::Instant;
 use cluster_testenv::Node;
 use pairs::TASKS;
 use redis_rwlock::RedisManager;
-use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use crate::setup::Target::{AtLeast, AtMost};
 use crate::setup::child::Worker;
 use crate::setup::process::{processor_time, time_of_threads};
-use crate::setup::{Bare, Effort, Sides, digest, foreign_id, median, scripts, start_node, tell};
+use crate::setup::{
+    Bare, Effort, Sides, TIMESTAMP_CLIENTS, digest, foreign_id, lock_key, median, micros, runtime, scripts, start_node,
+};
 
 /// Code that carries the scripts of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +56,7 @@ impl Carriers {
         for task in 0..TASKS {
             let (mut bare, minimal, digests) = (self.bare.clone(), self.minimal.clone(), self.digests.clone());
             tasks.spawn(async move {
-                let key = format!("rwlock:{{{carrier:?}-{task}}}:lock");
+                let key = lock_key(format_args!("{carrier:?}-{task}"));
                 for _ in 0..each {
                     match carrier {
                         Carrier::LockShaped => bare.lock_shaped_pair(&key).await,
@@ -72,13 +73,13 @@ impl Carriers {
 
 async fn minimal_pair(minimal: &minimal::Connection, key: &str, [acquire, leave]: &[String; 2]) {
     let id = foreign_id();
-    minimal.call(acquire, key, &["9000000000000", &id, "w", "3600000", "0", "1", "1000 3000"]).await;
-    minimal.call(leave, key, &[&id, "1000 3000"]).await;
+    minimal.call(acquire, key, &["9000000000000", &id, "w", "3600000", "0", "1", TIMESTAMP_CLIENTS]).await;
+    minimal.call(leave, key, &[&id, TIMESTAMP_CLIENTS]).await;
 }
 
 async fn measure(effort: Effort, carriers: &Carriers) {
     let (rounds, each) = effort.of((61, 40), (25, 40), (1, 2));
-    let (mut rates, mut micros) = (CARRIERS.map(|_| Vec::new()), CARRIERS.map(|_| Vec::new()));
+    let (mut rates, mut used) = (CARRIERS.map(|_| Vec::new()), CARRIERS.map(|_| Vec::new()));
     for round in 0..=rounds {
         for (n, carrier) in CARRIERS.into_iter().enumerate() {
             let (began, cpu, count) = (Instant::now(), processor_time(), (TASKS * each) as f64);
@@ -86,17 +87,14 @@ async fn measure(effort: Effort, carriers: &Carriers) {
             // The first round only warms up.
             if round > 0 {
                 rates[n].push(count / began.elapsed().as_secs_f64());
-                micros[n].push((processor_time() - cpu).as_secs_f64() * 1e6 / count);
+                used[n].push(micros(processor_time() - cpu) / count);
             }
         }
     }
     let [ours, others, ..] = rates;
-    let mut sides = Sides { ours, others };
-    let [ours, floor1] = sides.medians();
-    let words = format!("medians {ours:.0}/s against {floor1:.0}/s, acquisitions with their releases");
-    tell("throughput, 256 tasks, ours / floor1", &words, sides.ratio(), AtLeast(0.8));
-    for (carrier, micros) in CARRIERS.iter().zip(&mut micros) {
-        println!("row: client CPU of a pair, 256 tasks, {carrier:?}: {:.2} us", median(micros));
+    Sides { ours, others }.tell("throughput, 256 tasks, ours / floor1", "pairs/s", AtLeast(0.8));
+    for (carrier, used) in CARRIERS.iter().zip(&mut used) {
+        println!("row: client CPU of a pair, 256 tasks, {carrier:?}: {:.2} us", median(used));
     }
 }
 
@@ -110,21 +108,19 @@ fn measure_beside(effort: Effort, node: &Node, before: &str) {
     for round in 0..=rounds {
         let [now, before] = workers.each_mut().map(|worker| {
             let cpu = time_of_threads(worker.pid());
-            worker.order(&each.to_string());
-            (time_of_threads(worker.pid()) - cpu).as_secs_f64() * 1e6 / (TASKS * each) as f64
+            worker.ask(each);
+            micros(time_of_threads(worker.pid()) - cpu) / (TASKS * each) as f64
         });
         if round > 0 {
             sides.push(now, before);
         }
     }
-    let [now, before] = sides.medians();
-    let words = format!("{now:.2} us against {before:.2} us");
-    tell("client CPU of a pair, 256 tasks, now / before", &words, sides.ratio(), AtMost(0.75));
+    sides.tell("client CPU of a pair, 256 tasks, now / before", "us", AtMost(0.75));
 }
 
 pub(crate) fn run(effort: Effort) {
     let node = start_node();
-    Runtime::new().expect("a runtime").block_on(async {
+    runtime().block_on(async {
         let manager = pairs::manager(&node.url()).await.expect("a manager");
         let minimal = minimal::Connection::connect(&node.url()).await;
         let digests = [scripts::hash::ACQUIRE, scripts::hash::LEAVE].map(digest);

@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::Node;
-use redis_rwlock::{RedisManager, Topology};
-use tokio::runtime::Builder;
+use redis_rwlock::{NamedLock, RedisManager, RwLockManager, write};
 
 use crate::setup::Target::AtMost;
-use crate::setup::{Bare, CommandStats, Effort, connect, foreign_id, pair, quantile, start_node, tell};
+use crate::setup::{
+    Bare, CommandStats, Effort, foreign_id, manager, p50_us, pair, runtimes, start_node, tell, tell_ratio,
+};
 
 /// Key of the bare calls, beside that of the crate.
 const KEY: &str = "rwlock:{bench}:bare";
@@ -32,8 +33,8 @@ impl Rows {
     }
 }
 
-/// Returns the p50 of each row.
-async fn p50s(mut rows: Rows, turns: usize) -> [Duration; ROWS] {
+/// Returns the p50 of each row, in microseconds.
+async fn p50s(mut rows: Rows, turns: usize) -> [f64; ROWS] {
     let mut samples = [const { Vec::new() }; ROWS];
     for turn in 0..turns + turns / 10 {
         for step in 0..ROWS {
@@ -45,7 +46,7 @@ async fn p50s(mut rows: Rows, turns: usize) -> [Duration; ROWS] {
             }
         }
     }
-    samples.map(|mut samples| quantile(&mut samples, 0.5))
+    samples.map(|mut samples| p50_us(&mut samples))
 }
 
 /// Counts the commands of acquisitions and releases, by the server.
@@ -67,21 +68,58 @@ async fn count_commands(manager: &RedisManager, node: &Node, rounds: usize) {
 
 pub(crate) fn run(effort: Effort) {
     let node = start_node();
-    for (name, mut builder) in [
-        ("multi-thread runtime", Builder::new_multi_thread()),
-        ("current-thread runtime", Builder::new_current_thread()),
-    ] {
-        let runtime = builder.enable_all().build().expect("a runtime");
-        let ours = runtime.block_on(connect(RedisManager::builder(Topology::node(node.url()))));
+    for (name, runtime) in runtimes() {
+        let ours = runtime.block_on(manager(&node));
         let rows = Rows { ours: ours.clone(), bare: runtime.block_on(Bare::connect(&node)) };
         // A task of the runtime, as services have them.
         let measured = runtime.spawn(p50s(rows, effort.of(10_000, 3_000, 10)));
         let [own, floor0, floor1, shaped] = runtime.block_on(measured).expect("measured");
         for (floor, what, bound) in [(floor0, "floor0", 1.35), (floor1, "floor1", 1.10)] {
-            let sides = format!("p50 {own:?} against {floor:?}");
-            tell(&format!("uncontended, {name}, ours / {what}"), &sides, own.div_duration_f64(floor), AtMost(bound));
+            tell_ratio(&format!("uncontended, {name} runtime, ours / {what}"), [own, floor], "us", AtMost(bound));
         }
-        println!("row: {name}, two lock-shaped scripts / floor0: {:.3}", shaped.div_duration_f64(floor0));
+        println!("row: {name} runtime, two lock-shaped scripts / floor0: {:.3}", shaped / floor0);
         runtime.block_on(count_commands(&ours, &node, effort.of(1000, 1000, 10)));
+    }
+}
+
+const NAMES: [&str; 3] = ["first", "second", "third"];
+
+/// Acquires all names for writing and releases them. Returns the time that both took.
+async fn pair_of_all(manager: &RedisManager, names: &[NamedLock]) -> Duration {
+    let began = Instant::now();
+    manager.all(names).await.expect("granted").release().await.expect("released");
+    began.elapsed()
+}
+
+/// Returns the p50 of three names and of one, in microseconds.
+async fn p50s_of_names(manager: RedisManager, turns: usize) -> [f64; 2] {
+    let names = NAMES.map(write);
+    let (mut three, mut one) = (Vec::new(), Vec::new());
+    for turn in 0..turns + turns / 10 {
+        let took = match turn.is_multiple_of(2) {
+            true => [pair_of_all(&manager, &names).await, pair(&manager, "bench").await],
+            false => {
+                let one = pair(&manager, "bench").await;
+                [pair_of_all(&manager, &names).await, one]
+            }
+        };
+        if turn >= turns / 10 {
+            three.push(took[0]);
+            one.push(took[1]);
+        }
+    }
+    [three, one].map(|mut samples| p50_us(&mut samples))
+}
+
+/// A task acquires three free names on one node in one step and releases them, beside the same with one name. All requests
+/// of a step take one round trip, so the rest is the work of two more scripts.
+pub(crate) fn run_groups(effort: Effort) {
+    let node = start_node();
+    for (name, runtime) in runtimes() {
+        let manager = runtime.block_on(manager(&node));
+        // A task of the runtime, as services have them.
+        let measured = runtime.spawn(p50s_of_names(manager, effort.of(10_000, 3_000, 10)));
+        let p50s = runtime.block_on(measured).expect("measured");
+        tell_ratio(&format!("three free names in one step, {name} runtime / one name"), p50s, "us", AtMost(1.5));
     }
 }

@@ -5,12 +5,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{RedisManager, RwLockManager, Topology, WriteGuard};
+use redis_rwlock::{RedisManager, RwLockManager, WriteGuard};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::setup::Target::AtMost;
 use crate::setup::process::wake_ups;
-use crate::setup::{Bare, Effort, Messages, Sides, start_node, tell};
+use crate::setup::{Bare, Effort, Messages, Sides, micros, start_node, tell_ratio};
 
 const CHANNEL: &str = "{wake}:bare";
 /// Quiet before a wake-up, and how many times a bare message's the wake-up may take.
@@ -45,7 +45,7 @@ impl Runtimes {
         let (began, ended) = (began.recv().expect("it begins"), ended.recv().expect("it ends"));
         // What follows a wake-up is over by then.
         thread::sleep(Duration::from_millis(2));
-        [(ended.0 - began).as_secs_f64() * 1e6, (woken() - before) as f64]
+        [micros(ended.0 - began), (woken() - before) as f64]
     }
 }
 
@@ -74,18 +74,17 @@ impl Wanted {
 
 pub(crate) fn run(effort: Effort) {
     let (node, runtimes) = (start_node(), Runtimes::new());
-    let connect =
-        |runtime: &Runtime| runtime.block_on(RedisManager::connect(Topology::node(node.url()))).expect("a manager");
+    let connect = |runtime: &Runtime| runtime.block_on(RedisManager::connect(node.url())).expect("a manager");
     let (inside, entered) = mpsc::channel();
     let wanted = Wanted { here: connect(&runtimes.here), there: connect(&runtimes.there), inside };
     let bare = runtimes.here.block_on(Bare::connect(&node));
     let (pushed, told) = mpsc::channel();
-    let mut messages = runtimes.there.block_on(Messages::subscribe(&node, CHANNEL));
+    let mut messages = runtimes.there.block_on(Messages::subscribe(&node.url(), CHANNEL));
     runtimes
         .there
         .spawn(async move { while messages.is_next().await && pushed.send((Instant::now(), None)).is_ok() {} });
     for (pause_ms, bound) in PAUSES_MS {
-        let (mut micros, mut woken) = (Sides::default(), Sides::default());
+        let (mut times, mut woken) = (Sides::default(), Sides::default());
         for round in 0..=effort.of(401, 101, 2) * 20 / (20 + pause_ms.min(20)) {
             let (held, mut bare) = (wanted.prepare(&runtimes), bare.clone());
             thread::sleep(Duration::from_millis(pause_ms));
@@ -94,14 +93,12 @@ pub(crate) fn run(effort: Effort) {
             let push = runtimes.measure(async move { bare.publish(CHANNEL).await }, &told);
             // The first round only warms up.
             if round > 0 {
-                micros.push(own[0], push[0]);
+                times.push(own[0], push[0]);
                 woken.push(own[1], push[1]);
             }
         }
         let what = format!("wake-up in another process after {pause_ms} ms");
-        let [own, push] = micros.medians();
-        let words = format!("p50 {own:.0} us against {push:.0} us");
-        tell(&format!("{what} / a bare pushed message"), &words, own / push, AtMost(bound));
+        tell_ratio(&format!("{what} / a bare pushed message"), times.medians(), "us", AtMost(bound));
         let [own, push] = [&woken.ours, &woken.others].map(|counts| counts.iter().sum::<f64>() / counts.len() as f64);
         println!("row: {what}, threads woken: {own:.1} against {push:.1}, means");
     }

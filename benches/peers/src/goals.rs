@@ -1,35 +1,30 @@
 //! Goals for figures, as the issue tracker has them, and what was found. A figure is missed if its median misses.
 
-use std::fmt;
-
 use crate::print;
-use crate::scenario::Scenario;
+use crate::setup::Target::{self, AtLeast, AtMost};
 use crate::table::{Chapter, Figure, Row, Table};
 
 /// A figure of ours, as multiples of a peer's of the same round if there is one.
 #[derive(Clone, Copy)]
-pub(crate) struct Goal {
+struct Goal {
     what: &'static str,
-    scenario: Scenario,
     /// Beginning of the title of its table.
     table: &'static str,
     column: &'static str,
-    row: &'static str,
-    beside: Option<&'static str>,
-    bound: Bound,
+    rows: Rows,
+    bound: Target,
 }
 
-#[derive(Clone, Copy)]
-enum Bound {
-    AtLeast(f64),
-    AtMost(f64),
-}
+/// Row of ours, and the one beside it.
+type Rows = (&'static str, Option<&'static str>);
 
 const OURS: &str = "redis-rwlock, hash";
-const OURS_PER_ITEM: &str = "redis-rwlock, hash, a lock per item";
-const RSLOCK_PER_ITEM: &str = "rslock, a lock per item";
-const PUSH: &str = "floor: a bare push";
-const RELEASE: &str = "floor: a bare client, commands of the release";
+const ALONE: Rows = (OURS, None);
+const RLOCK: Rows = (OURS, Some("rlock"));
+const RSLOCK: Rows = (OURS, Some("rslock"));
+const PUSH: Rows = (OURS, Some("floor: a bare push"));
+const RELEASE: Rows = (OURS, Some("floor: a bare client, commands of the release"));
+const PER_ITEM: Rows = ("redis-rwlock, hash, a lock per item", Some("rslock, a lock per item"));
 
 const WRITES_256: &str = "Uncontended writes, 256 tasks";
 const READS_256: &str = "Uncontended reads, 256 tasks";
@@ -40,9 +35,6 @@ const HELD: &str = "10000 locks held by one client";
 const WAKE_1: &str = "Wake-up of one waiter of another client after 1 ms";
 const WAKE_20: &str = "Wake-up of one waiter of another client after 20 ms";
 const WAKE_150: &str = "Wake-up of one waiter of another client after 150 ms";
-const MARKET_1_1: &str = "Market, 1 sellers, 1 buyers";
-const MARKET_5_1: &str = "Market, 5 sellers, 1 buyers";
-const MARKET_5_5: &str = "Market, 5 sellers, 5 buyers";
 
 const RATE: &str = "rate, x `rlock`";
 const CLIENT: &str = "client CPU per pair, x `rlock`";
@@ -53,59 +45,41 @@ const BESIDE_PUSH: &str = "wake-up, x a bare push";
 const BESIDE_RELEASE: &str = "wake-up, x a bare client that sends the same commands";
 const MARKET: &str = "market, a lock per item, x `rslock`";
 
-use Scenario::{Held, HotRead, HotWrite, Market, Uncontended, WakeUp};
-
 const GOALS: [Goal; 23] = [
-    Goal::of(RATE, Uncontended, WRITES_256, "pairs/s").beside("rlock").at_least(1.2),
-    Goal::of(RATE, Uncontended, READS_256, "pairs/s").beside("rlock").at_least(1.2),
-    Goal::of(CLIENT, Uncontended, WRITES_256, "client us").beside("rlock").at_most(0.8),
-    Goal::of(CLIENT, Uncontended, READS_256, "client us").beside("rlock").at_most(0.8),
-    Goal::of(SERVER, Uncontended, WRITES_256, "server us").beside("rlock").at_most(1.0),
-    Goal::of(SERVER, Uncontended, READS_256, "server us").beside("rlock").at_most(1.0),
-    Goal::of(RATE, HotRead, READERS_100, "holds/s").beside("rlock").at_least(1.0),
-    Goal::of(RATE, HotRead, READERS_1000, "holds/s").beside("rlock").at_least(0.7),
-    Goal::of(HOLD, HotRead, READERS_100, "server us").beside("rlock").at_most(1.3),
-    Goal::of(HOLD, HotRead, READERS_1000, "server us").beside("rlock").at_most(1.7),
-    Goal::of(FAIR, HotRead, READERS_100, "most/least").at_most(1.2),
-    Goal::of(FAIR, HotRead, READERS_1000, "most/least").at_most(1.2),
-    Goal::of("p99 of others, x without", Held, HELD, "others' p99, with / without").at_most(1.5),
-    Goal::of(BESIDE_PUSH, WakeUp, WAKE_1, "p50 us").beside(PUSH).at_most(1.7),
-    Goal::of(BESIDE_PUSH, WakeUp, WAKE_20, "p50 us").beside(PUSH).at_most(1.7),
-    Goal::of(BESIDE_PUSH, WakeUp, WAKE_150, "p50 us").beside(PUSH).at_most(1.7),
-    Goal::of(BESIDE_RELEASE, WakeUp, WAKE_1, "p50 us").beside(RELEASE).at_most(1.15),
-    Goal::of(BESIDE_RELEASE, WakeUp, WAKE_20, "p50 us").beside(RELEASE).at_most(1.15),
-    Goal::of(BESIDE_RELEASE, WakeUp, WAKE_150, "p50 us").beside(RELEASE).at_most(1.15),
-    Goal::of("rate, x `rslock`", HotWrite, WRITERS_100, "holds/s").beside("rslock").at_least(1.0),
-    Goal::of(MARKET, Market, MARKET_1_1, "both in 60 s").per_item().at_least(0.9),
-    Goal::of(MARKET, Market, MARKET_5_1, "both in 60 s").per_item().at_least(0.9),
-    Goal::of(MARKET, Market, MARKET_5_5, "both in 60 s").per_item().at_least(0.9),
+    goal(RATE, WRITES_256, "pairs/s", RLOCK, AtLeast(1.2)),
+    goal(RATE, READS_256, "pairs/s", RLOCK, AtLeast(1.2)),
+    goal(CLIENT, WRITES_256, "client us", RLOCK, AtMost(0.8)),
+    goal(CLIENT, READS_256, "client us", RLOCK, AtMost(0.8)),
+    goal(SERVER, WRITES_256, "server us", RLOCK, AtMost(1.0)),
+    goal(SERVER, READS_256, "server us", RLOCK, AtMost(1.0)),
+    goal(RATE, READERS_100, "holds/s", RLOCK, AtLeast(1.0)),
+    goal(RATE, READERS_1000, "holds/s", RLOCK, AtLeast(0.7)),
+    goal(HOLD, READERS_100, "server us", RLOCK, AtMost(1.3)),
+    goal(HOLD, READERS_1000, "server us", RLOCK, AtMost(1.7)),
+    goal(FAIR, READERS_100, "most/least", ALONE, AtMost(1.2)),
+    goal(FAIR, READERS_1000, "most/least", ALONE, AtMost(1.2)),
+    goal("p99 of others, x without", HELD, "others' p99, with / without", ALONE, AtMost(1.5)),
+    goal(BESIDE_PUSH, WAKE_1, "p50 us", PUSH, AtMost(1.7)),
+    goal(BESIDE_PUSH, WAKE_20, "p50 us", PUSH, AtMost(1.7)),
+    goal(BESIDE_PUSH, WAKE_150, "p50 us", PUSH, AtMost(1.7)),
+    goal(BESIDE_RELEASE, WAKE_1, "p50 us", RELEASE, AtMost(1.15)),
+    goal(BESIDE_RELEASE, WAKE_20, "p50 us", RELEASE, AtMost(1.15)),
+    goal(BESIDE_RELEASE, WAKE_150, "p50 us", RELEASE, AtMost(1.15)),
+    goal("rate, x `rslock`", WRITERS_100, "holds/s", RSLOCK, AtLeast(1.0)),
+    goal(MARKET, "Market, 1 sellers, 1 buyers", "both in 60 s", PER_ITEM, AtLeast(0.9)),
+    goal(MARKET, "Market, 5 sellers, 1 buyers", "both in 60 s", PER_ITEM, AtLeast(0.9)),
+    goal(MARKET, "Market, 5 sellers, 5 buyers", "both in 60 s", PER_ITEM, AtLeast(0.9)),
 ];
+
+const fn goal(what: &'static str, table: &'static str, column: &'static str, rows: Rows, bound: Target) -> Goal {
+    Goal { what, table, column, rows, bound }
+}
 
 /// Figures with goals that no scenario here has.
 const ELSEWHERE: &str = "Not here: a local join without the check for a fork, as multiples of `read_owned`. The scenario `joins` of \
      `cargo bench` measures joins.\n";
 
 impl Goal {
-    const fn of(what: &'static str, scenario: Scenario, table: &'static str, column: &'static str) -> Self {
-        Self { what, scenario, table, column, row: OURS, beside: None, bound: Bound::AtLeast(0.0) }
-    }
-
-    const fn beside(self, row: &'static str) -> Self {
-        Self { beside: Some(row), ..self }
-    }
-
-    const fn per_item(self) -> Self {
-        Self { row: OURS_PER_ITEM, beside: Some(RSLOCK_PER_ITEM), ..self }
-    }
-
-    const fn at_least(self, least: f64) -> Self {
-        Self { bound: Bound::AtLeast(least), ..self }
-    }
-
-    const fn at_most(self, most: f64) -> Self {
-        Self { bound: Bound::AtMost(most), ..self }
-    }
-
     fn is_of(&self, table: &Table) -> bool {
         table.title.starts_with(&format!("{},", self.table))
     }
@@ -117,8 +91,9 @@ impl Goal {
             let Row { turns, .. } = table.row(name)?;
             Some(turns.iter().map(|turn| turn[column]).collect())
         };
-        let mut found = values(self.row)?;
-        if let Some(beside) = self.beside {
+        let (ours, beside) = self.rows;
+        let mut found = values(ours)?;
+        if let Some(beside) = beside {
             let others = values(beside)?;
             found = found.iter().zip(others).map(|(ours, other)| ours / other).collect();
         }
@@ -127,19 +102,13 @@ impl Goal {
     }
 
     fn verdict(&self, figure: Figure) -> &'static str {
-        let is_met = match self.bound {
-            Bound::AtLeast(least) => figure.median >= least,
-            Bound::AtMost(most) => figure.median <= most,
-        };
-        if is_met { "met" } else { "missed" }
+        if self.bound.is_met_by(figure.median) { "met" } else { "missed" }
     }
-}
 
-impl fmt::Display for Bound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AtLeast(least) => write!(f, ">= {least}"),
-            Self::AtMost(most) => write!(f, "<= {most}"),
+    fn bound(&self) -> String {
+        match self.bound {
+            AtLeast(least) => format!(">= {least}"),
+            AtMost(most) => format!("<= {most}"),
         }
     }
 }
@@ -148,7 +117,7 @@ impl fmt::Display for Bound {
 pub(crate) fn below(table: &Table) -> String {
     let found = GOALS.iter().filter(|goal| goal.is_of(table)).filter_map(|goal| Some((goal, goal.found(table)?.0)));
     let line = |(goal, figure): (&Goal, Figure)| {
-        let Goal { what, row, bound, .. } = goal;
+        let (what, bound, (row, _)) = (goal.what, goal.bound(), goal.rows);
         let (median, spread) = (print::number(figure.median), print::spread(figure));
         format!("  {row}: {what} {bound}: {median}, {spread}: {}\n", goal.verdict(figure))
     };
@@ -161,42 +130,39 @@ pub(crate) fn all(chapters: &[Chapter]) -> String {
     let heads = ["", "server", "goal", "median", "low to high", "turns", ""].map(str::to_owned).to_vec();
     let mut lines = vec![heads];
     for goal in GOALS {
-        let chapters = chapters.iter().filter(|chapter| chapter.scenario == goal.scenario.name());
-        let tables = chapters.flat_map(|chapter| chapter.tables.iter().map(move |table| (chapter, table)));
-        let tables: Vec<_> = tables.filter(|(_, table)| goal.is_of(table)).collect();
-        if tables.is_empty() {
+        let before = lines.len();
+        for chapter in chapters {
+            let tables = chapter.tables.iter().filter(|table| goal.is_of(table));
+            lines.extend(tables.map(|table| line(&goal, &chapter.circumstances.server, goal.found(table))));
+        }
+        if lines.len() == before {
             lines.push(line(&goal, "-", None));
         }
-        lines.extend(
-            tables.iter().map(|(chapter, table)| line(&goal, &chapter.circumstances.server, goal.found(table))),
-        );
     }
     format!("{}\n{ELSEWHERE}", print::columns(&lines))
 }
 
 fn line(goal: &Goal, server: &str, found: Option<(Figure, usize)>) -> Vec<String> {
-    let first = [format!("{}: {}", goal.table, goal.what), server.to_owned()];
-    let bound = [goal.bound.to_string()];
-    let last = match found {
+    let [median, spread, turns, verdict] = match found {
         None => ["-", "-", "0", "not measured"].map(str::to_owned),
         Some((figure, turns)) => {
             [print::number(figure.median), print::spread(figure), turns.to_string(), goal.verdict(figure).to_owned()]
         }
     };
-    first.into_iter().chain(bound).chain(last).collect()
+    vec![format!("{}: {}", goal.table, goal.what), server.to_owned(), goal.bound(), median, spread, turns, verdict]
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use clap::ValueEnum;
     use cluster_testenv::Server;
 
     use super::*;
-    use crate::scenario::{Lessened, Setting};
-    use crate::table::Better;
+    use crate::scenario::{Comparison, Lessened, Scenario, Setting};
 
-    /// Each goal is of a table, rows and a column that there are.
+    /// Each goal is of a table, rows and a column that there are. The figures are the ratios of the rounds.
     #[test]
     fn goals_are_of_what_is_measured() {
         let setting = Setting {
@@ -206,51 +172,24 @@ mod tests {
             lessened: Lessened::No,
             absent: Vec::new(),
         };
+        let comparisons = Scenario::value_variants().iter().flat_map(|scenario| scenario.comparisons(&setting));
+        let tables: Vec<Table> = comparisons.map(|Comparison { table, .. }| table).collect();
         for goal in GOALS {
-            let comparisons = goal.scenario.comparisons(&setting);
-            let tables: Vec<_> = comparisons.iter().map(|one| &one.table).filter(|table| goal.is_of(table)).collect();
-            assert_eq!(tables.len(), 1, "{} is of {} tables", goal.table, tables.len());
-            assert!(tables[0].columns.iter().any(|column| column == goal.column), "{}: no {}", goal.table, goal.column);
-            for row in [Some(goal.row), goal.beside].into_iter().flatten() {
-                let row = tables[0].row(row).unwrap_or_else(|| panic!("{}: no row {row}", goal.table));
-                assert_eq!(row.why, None, "{} has no turns", row.name);
+            let mut of_goal = tables.iter().filter(|table| goal.is_of(table));
+            let (Some(table), None) = (of_goal.next(), of_goal.next()) else { panic!("{}: not one table", goal.table) };
+            let mut table = table.clone();
+            let column = table.columns.iter().position(|column| column == goal.column).expect(goal.column);
+            for (name, values) in [(Some(goal.rows.0), [110.0, 200.0, 90.0]), (goal.rows.1, [100.0; 3])] {
+                let Some(name) = name else { continue };
+                let row = table.rows.iter_mut().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}"));
+                assert_eq!(row.why, None, "{name} has no turns");
+                row.turns = values.map(|value| vec![value; column + 1]).to_vec();
             }
+            let (median, low, high) = if goal.rows.1.is_some() { (1.1, 0.9, 2.0) } else { (110.0, 90.0, 200.0) };
+            assert_eq!(goal.found(&table), Some((Figure { median, low, high }, 3)));
         }
-    }
-
-    fn table(ours: &[f64], others: &[f64]) -> Table {
-        let row = |name: &str, values: &[f64]| Row {
-            turns: values.iter().map(|value| vec![*value]).collect(),
-            ..Row::of(name)
-        };
-        Table {
-            group: String::new(),
-            title: format!("{WRITES_256}, a lock for each, one client, redis-8.2"),
-            at: None,
-            better: Better::More,
-            columns: vec!["pairs/s".to_owned()],
-            rows: vec![row(OURS, ours), row("rlock", others)],
-            notes: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn ratio_is_the_median_of_the_rounds() {
-        let found = GOALS[0].found(&table(&[120.0, 200.0, 90.0], &[100.0, 100.0, 100.0]));
-        let figure = Figure { median: 1.2, low: 0.9, high: 2.0 };
-        assert_eq!(found, Some((figure, 3)));
-        assert_eq!(GOALS[0].verdict(figure), "met");
-    }
-
-    #[test]
-    fn median_that_misses_is_told() {
-        let text = below(&table(&[110.0, 200.0, 90.0], &[100.0, 100.0, 100.0]));
-        assert!(text.contains("rate, x `rlock` >= 1.2: 1.10, 0.900 to 2.00 *: missed"), "{text}");
-    }
-
-    #[test]
-    fn goal_without_turns_is_not_measured() {
-        assert_eq!(GOALS[0].found(&table(&[], &[])), None);
+        let misses = Figure { median: 1.19, low: 0.9, high: 2.0 };
+        assert_eq!(GOALS[0].verdict(misses), "missed");
         assert!(all(&[]).contains("not measured"));
     }
 }

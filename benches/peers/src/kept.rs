@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cluster_testenv::Server;
 
 use crate::scenario::Scenario;
-use crate::table::{Chapter, Table, Why};
+use crate::table::{Chapter, Row, Table};
 
 /// Folder of the results. It is in the target folder of cargo, so that `cargo clean` removes it.
 pub(crate) const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures");
@@ -44,13 +44,6 @@ pub(crate) fn remove(file: &Path) {
     }
 }
 
-/// Treatment of a row with a failed turn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FailedRows {
-    Stay,
-    GoOn,
-}
-
 /// Treatment of the turns of an earlier run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Earlier {
@@ -64,7 +57,7 @@ pub(crate) enum Earlier {
 
 impl Chapter {
     /// Takes over the turns of an earlier run, if they belong together.
-    pub(crate) fn take_over(&mut self, earlier: &Self, failed: FailedRows) -> Earlier {
+    pub(crate) fn take_over(&mut self, earlier: &Self) -> Earlier {
         let (ours, theirs) = (&self.circumstances, &earlier.circumstances);
         if (ours.span_ms, ours.is_lessened) != (theirs.span_ms, theirs.is_lessened) {
             let lessened = if theirs.is_lessened { " and --lessened" } else { "" };
@@ -80,7 +73,7 @@ impl Chapter {
         // Compared by their positions, because two tables may have the same title.
         for (table, earlier) in self.tables.iter_mut().zip(&earlier.tables) {
             if table.title == earlier.title {
-                table.take_over(earlier, failed);
+                table.take_over(earlier);
             }
         }
         self.dates.0.clone_from(&earlier.dates.0);
@@ -89,13 +82,11 @@ impl Chapter {
 }
 
 impl Table {
-    fn take_over(&mut self, earlier: &Self, failed: FailedRows) {
+    fn take_over(&mut self, earlier: &Self) {
         for row in &mut self.rows {
             let Some(earlier) = earlier.row(&row.name) else { continue };
-            // A peer that could not take part then may be able to now. But a failed turn is a result.
-            let stays = failed == FailedRows::Stay && matches!(earlier.why, Some(Why::Failed(_)));
-            let why = if stays { earlier.why.clone() } else { row.why.take() };
-            *row = crate::table::Row { why, ..earlier.clone() };
+            // This run tries again what could not take part or failed.
+            *row = Row { why: row.why.take(), ..earlier.clone() };
         }
     }
 }
@@ -103,80 +94,48 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{Better, Circumstances, Row};
+    use crate::table::{Better, Circumstances, Why};
 
-    fn chapter(commit: &str, span_ms: u64, rows: Vec<Row>) -> Chapter {
-        let circumstances = Circumstances {
-            commit: commit.to_owned(),
-            machine: "one".to_owned(),
-            server: "redis-8.2".to_owned(),
-            span_ms,
-            is_lessened: false,
-        };
-        let table = Table {
-            group: "Group".to_owned(),
-            title: "Title".to_owned(),
-            at: None,
-            better: Better::More,
-            columns: vec!["pairs/s".to_owned()],
-            rows,
-            notes: Vec::new(),
-        };
+    /// Returns a chapter of three rounds with one row.
+    fn chapter(commit: &str, span_ms: u64, turns: usize, why: Option<Why>) -> Chapter {
         Chapter {
             scenario: "uncontended".to_owned(),
             about: String::new(),
-            circumstances,
+            circumstances: Circumstances {
+                commit: commit.to_owned(),
+                machine: "one".to_owned(),
+                server: "redis-8.2".to_owned(),
+                span_ms,
+                is_lessened: false,
+            },
             dates: ("today".to_owned(), "today".to_owned()),
             rounds: 3,
-            tables: vec![table],
+            tables: vec![Table {
+                group: "Group".to_owned(),
+                title: "Title".to_owned(),
+                at: None,
+                better: Better::More,
+                columns: vec!["pairs/s".to_owned()],
+                rows: vec![Row { turns: vec![vec![1.0]; turns], why, ..Row::of("rlock") }],
+                notes: Vec::new(),
+            }],
         }
     }
 
-    fn rows(turns: usize, why: Option<Why>) -> Vec<Row> {
-        vec![Row { turns: vec![vec![1.0]; turns], why, ..Row::of("rlock") }]
-    }
-
     #[test]
-    fn turns_of_the_same_commit_count() {
-        let mut chapter_now = chapter("a", 2000, rows(0, None));
-        assert_eq!(chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay), Earlier::GoesOn);
-        assert_eq!((chapter_now.tables[0].rows[0].turns.len(), chapter_now.missing()), (2, 1));
-    }
-
-    #[test]
-    fn another_commit_begins_anew() {
-        let mut chapter_now = chapter("b", 2000, rows(0, None));
-        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay);
-        assert_eq!(earlier, Earlier::IsOver("its commit was a".to_owned()));
-        assert_eq!(chapter_now.missing(), 3);
-    }
-
-    #[test]
-    fn other_turns_are_not_mixed() {
-        let mut chapter_now = chapter("a", 300, rows(0, None));
-        let earlier = chapter_now.take_over(&chapter("a", 2000, rows(2, None)), FailedRows::Stay);
-        assert!(matches!(earlier, Earlier::IsOfOtherOptions(_)), "{earlier:?}");
-    }
-
-    #[test]
-    fn failed_turn_is_not_tried_again() {
-        let mut chapter_now = chapter("a", 2000, rows(0, None));
-        chapter_now.take_over(&chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned())))), FailedRows::Stay);
-        assert_eq!(chapter_now.missing(), 0);
-    }
-
-    #[test]
-    fn failed_turn_is_tried_again_on_request() {
-        let mut chapter_now = chapter("a", 2000, rows(0, None));
-        let earlier = chapter("a", 2000, rows(1, Some(Why::Failed("it ended".to_owned()))));
-        chapter_now.take_over(&earlier, FailedRows::GoOn);
-        assert_eq!(chapter_now.missing(), 2);
-    }
-
-    #[test]
-    fn program_that_is_there_now_gets_its_turns() {
-        let mut chapter_now = chapter("a", 2000, rows(0, None));
-        chapter_now.take_over(&chapter("a", 2000, rows(0, Some(Why::Cannot("no `mvn`".to_owned())))), FailedRows::Stay);
-        assert_eq!(chapter_now.missing(), 3);
+    fn turns_of_an_earlier_run_count_if_they_belong_together() {
+        let (no_mvn, failed) = (Why::Cannot("no `mvn`".to_owned()), Why::Failed("it ended".to_owned()));
+        let others = "it was measured with turns of 300 ms".to_owned();
+        for (earlier, outcome, missing) in [
+            (chapter("a", 2000, 2, None), Earlier::GoesOn, 1),
+            (chapter("a", 2000, 1, Some(failed)), Earlier::GoesOn, 2),
+            (chapter("a", 2000, 0, Some(no_mvn)), Earlier::GoesOn, 3),
+            (chapter("b", 2000, 2, None), Earlier::IsOver("its commit was b".to_owned()), 3),
+            (chapter("a", 300, 2, None), Earlier::IsOfOtherOptions(others), 3),
+        ] {
+            let mut chapter = chapter("a", 2000, 0, None);
+            assert_eq!(chapter.take_over(&earlier), outcome);
+            assert_eq!(chapter.missing(), missing, "{earlier:?}");
+        }
     }
 }

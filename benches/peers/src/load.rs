@@ -67,10 +67,6 @@ impl Load {
         Duration::from_millis(self.span_ms)
     }
 
-    pub(crate) fn warm(&self) -> Duration {
-        Duration::from_millis(self.warm_ms)
-    }
-
     pub(crate) fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms)
     }

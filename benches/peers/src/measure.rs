@@ -6,7 +6,7 @@ use cluster_testenv::Node;
 
 use crate::lock_server::LockServer;
 use crate::place::Servers;
-use crate::setup::CommandStats;
+use crate::setup::{CommandStats, info, info_number, micros, server_cpu_us};
 
 /// Result of a turn: the acquisitions, their latencies, and the processor time.
 pub(crate) struct Turn {
@@ -53,8 +53,9 @@ impl<'a> Meter<'a> {
 
 impl Used {
     fn by(servers: &Servers) -> Self {
-        let time = |node: &Node| info(node, "CPU", "used_cpu_user:") + info(node, "CPU", "used_cpu_sys:");
-        let commands = |node: &Node| info(node, "STATS", "total_commands_processed:") as u64;
+        let client = |node: &Node| node.client().expect("connected");
+        let time = |node: &Node| server_cpu_us(&mut client(node)) / 1e6;
+        let commands = |node: &Node| info_number(&info(&mut client(node), "stats"), "total_commands_processed") as u64;
         let scripts = |node: &Node| {
             let stats = CommandStats::of(node);
             ["eval", "evalsha", "fcall"].map(|command| stats.calls(command)).iter().sum::<u64>()
@@ -90,7 +91,7 @@ impl Turn {
         self.latencies.len() as f64
     }
 
-    pub(crate) fn rate(&self) -> f64 {
+    fn rate(&self) -> f64 {
         self.count() / self.elapsed.as_secs_f64()
     }
 
@@ -101,11 +102,11 @@ impl Turn {
     }
 
     /// Returns the processor time of the clients for each acquisition.
-    pub(crate) fn client_us(&self) -> f64 {
+    fn client_us(&self) -> f64 {
         micros(self.client) / self.count()
     }
 
-    pub(crate) fn server_us(&self) -> f64 {
+    fn server_us(&self) -> f64 {
         micros(self.used.time) / self.count()
     }
 
@@ -117,20 +118,14 @@ impl Turn {
         self.used.scripts as f64 / self.count()
     }
 
+    /// Returns the rate, two latencies, and the processor time of clients and servers.
+    pub(crate) fn pairs(&self) -> Vec<f64> {
+        vec![self.rate(), self.quantile_us(0.5), self.quantile_us(0.99), self.client_us(), self.server_us()]
+    }
+
     /// Returns the smallest and the largest number of acquisitions that one client got.
     pub(crate) fn served(&self) -> (f64, f64) {
         let count = |of: Option<&u64>| of.map_or(0.0, |count| *count as f64);
         (count(self.served.iter().min()), count(self.served.iter().max()))
     }
-}
-
-pub(crate) fn micros(span: Duration) -> f64 {
-    span.as_secs_f64() * 1e6
-}
-
-fn info(node: &Node, section: &str, field: &str) -> f64 {
-    let reply = node.command(&["INFO", section]).expect("an answer");
-    let text = reply.text().expect("text");
-    let value = text.lines().find_map(|line| line.strip_prefix(field)).expect("a field");
-    value.trim().parse().expect("a number")
 }

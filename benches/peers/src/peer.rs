@@ -1,7 +1,6 @@
 //! Locks and floors behind one trait.
 
 mod bare;
-mod deadpool;
 mod distkit;
 mod fair_queue;
 mod hand_over;
@@ -31,16 +30,34 @@ pub(crate) enum Mode {
     Write,
 }
 
+impl Mode {
+    /// Returns the mode as scripts get it.
+    fn letter(self) -> &'static str {
+        match self {
+            Self::Read => "r",
+            Self::Write => "w",
+        }
+    }
+}
+
 /// Client of a lock, as one process has it.
 pub(crate) trait Peer: Send + Sync {
     /// Waits for the lock.
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>>;
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held>;
 }
 
-/// Lock that is held.
-pub(crate) trait Held: Send {
-    /// Releases the lock. Resolves when the server has confirmed the release.
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()>;
+/// Lock that is held. A drop does what the drop of the peer's own guard does.
+pub(crate) struct Held(Box<dyn FnOnce() -> BoxFuture<'static, ()> + Send>);
+
+impl Held {
+    /// Returns the hold that `leave` releases. Its future resolves when the server has confirmed the release.
+    fn new<F: Future<Output = ()> + Send + 'static>(leave: impl FnOnce() -> F + Send + 'static) -> Self {
+        Self(Box::new(|| Box::pin(leave())))
+    }
+
+    pub(crate) async fn leave(self) {
+        (self.0)().await;
+    }
 }
 
 /// Lock or floor. Workers get these names in kebab case as arguments.
@@ -211,22 +228,13 @@ impl Kind {
     pub(crate) async fn connect(self, urls: &[String], lease: Duration) -> Box<dyn Peer> {
         let url = urls[0].as_str();
         match self {
-            Self::Ours => ours::hash(url, lease).await,
-            Self::OursIdle => ours::idle(url, lease).await,
-            Self::OursTwoKeys => ours::two_keys(url, lease).await,
-            Self::OursInMemory => ours::memory(),
-            Self::OursOnCluster => ours::cluster(urls, lease).await,
-            Self::OursReplicated => ours::replicated(url, lease).await,
-            Self::OursQuorum => ours::quorum(urls, lease).await,
-            Self::OursRedisson => ours::redisson(url, lease).await,
-            Self::OursThree => ours::three(url, lease, ours::Steps::One).await,
-            Self::OursThreeInTurn => ours::three(url, lease, ours::Steps::OneForEach).await,
+            _ if self.is_ours() && self != Self::OursBlocking => ours::connect(self, urls, lease).await,
             Self::Rlock => rlock::connect(url).await,
             Self::Rslock => rslock::connect(url),
             Self::Distkit => distkit::connect(url, lease).await,
             Self::Published => published::connect(url).await,
             Self::Tokio => local::connect(),
-            Self::Deadpool => deadpool::connect(url).await,
+            Self::Deadpool => bare::connect_by_pool(url).await,
             Self::ClusterConnection => bare::connect_to_cluster(urls).await,
             Self::Floor1 => bare::connect(url, bare::Pair::Ours).await,
             Self::FloorLockShaped => bare::connect(url, bare::Pair::LockShaped).await,
@@ -234,13 +242,7 @@ impl Kind {
             Self::BarePush => hand_over::connect(url, hand_over::Script::Push).await,
             Self::BareRelease => hand_over::connect(url, hand_over::Script::Release).await,
             Self::FairQueue => fair_queue::connect(url).await,
-            Self::OursBlocking
-            | Self::Redisson
-            | Self::RedissonThree
-            | Self::Redsync
-            | Self::Dsync
-            | Self::RedisSemaphore
-            | Self::RedisPy => unreachable!("{} is no lock for tasks of this program", self.name()),
+            _ => unreachable!("{} is no lock for tasks of this program", self.name()),
         }
     }
 }

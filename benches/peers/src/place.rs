@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Masters, Node, Reply, Server};
+use cluster_testenv::{Cluster, Masters, Node, Server};
 
 use crate::lock_server::LockServer;
+use crate::setup::start_pair;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
@@ -17,17 +18,6 @@ pub(crate) enum Place {
     Masters,
     /// Five lock servers of dsync, which has servers of its own.
     LockServers,
-}
-
-impl Place {
-    /// Returns about how long its servers take to start and to end.
-    pub(crate) fn starts_within(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::Node | Self::LockServers => 50,
-            Self::Pair | Self::Masters => 200,
-            Self::Cluster(_) => 2200,
-        })
-    }
 }
 
 const MASTERS: usize = 5;
@@ -50,7 +40,7 @@ impl Servers {
         let hint = "a server starts; cluster-testenv/install brings it";
         match place {
             Place::Node => Self { kept: Kept::Nodes(vec![Node::start(server).expect(hint)]), primaries: 1 },
-            Place::Pair => Self { kept: Kept::Nodes(pair(server)), primaries: 1 },
+            Place::Pair => Self { kept: Kept::Nodes(start_pair(server).into()), primaries: 1 },
             Place::Masters => {
                 Self { kept: Kept::Masters(Masters::start(server, MASTERS).expect(hint)), primaries: MASTERS }
             }
@@ -91,18 +81,4 @@ impl Servers {
         let addresses = self.lock_servers().iter().map(LockServer::address).map(str::to_owned);
         self.primaries().iter().map(Node::url).chain(addresses).collect()
     }
-}
-
-fn pair(server: Server) -> Vec<Node> {
-    let start = || Node::builder(server).arg("--repl-diskless-sync-delay", "0").start().expect("a server starts");
-    let (primary, replica) = (start(), start());
-    let (host, port) = (primary.addr().ip().to_string(), primary.port().to_string());
-    replica.command(&["REPLICAOF", &host, &port]).expect("it follows");
-    let mut client = primary.client().expect("connected");
-    // A replica that still loads its data may answer the first one.
-    for _ in 0..3 {
-        client.command(&["SET", "follows", ""]).expect("written");
-        assert_eq!(client.command(&["WAIT", "1", "20000"]).ok().as_ref().and_then(Reply::int), Some(1));
-    }
-    vec![primary, replica]
 }

@@ -1,7 +1,5 @@
 //! Tables as text: columns stand below each other, two spaces or more apart.
 
-use std::time::Duration;
-
 use crate::peer::OURS;
 use crate::table::{Better, Figure, Row, Table};
 
@@ -30,12 +28,6 @@ pub(crate) fn columns(lines: &[Vec<String>]) -> String {
 pub(crate) fn spread(figure: Figure) -> String {
     let mark = if figure.is_unsteady() { " *" } else { "" };
     format!("{} to {}{mark}", number(figure.low), number(figure.high))
-}
-
-/// Returns a time as people write it.
-pub(crate) fn time(span: Duration) -> String {
-    let minutes = span.as_secs().div_ceil(60);
-    if minutes < 60 { format!("{minutes} min") } else { format!("{} h {:02} min", minutes / 60, minutes % 60) }
 }
 
 /// Returns what a reader of these tables has to know, each note once.
@@ -124,73 +116,42 @@ mod tests {
         Row { turns: turns.iter().map(|turn| turn.to_vec()).collect(), ..Row::of(name) }
     }
 
-    fn both() -> Table {
+    fn locks(better: Better, ours: &[[f64; 2]]) -> Table {
         Table {
             group: String::new(),
             title: "Locks".to_owned(),
             at: None,
-            better: Better::More,
+            better,
             columns: vec!["pairs/s".to_owned(), "p50 us".to_owned()],
             rows: vec![
-                of("redis-rwlock, hash", &[[100.0, 2.0], [300.0, 3.0], [200.0, 1.0]]),
+                of("redis-rwlock, hash", ours),
                 of("faster", &[[400.0, 0.5]]),
                 Row { why: Some(Why::Cannot("it has no reads".to_owned())), ..Row::of("other") },
             ],
-            notes: Vec::new(),
+            notes: vec!["A note".to_owned()],
         }
     }
 
-    /// Returns the cells of the row of `name`.
-    fn row(text: &str, name: &str) -> Vec<String> {
-        let cells =
-            |line: &str| line.split("  ").map(|cell| cell.trim().to_owned()).filter(|cell| !cell.is_empty()).collect();
-        let rows: Vec<Vec<String>> = text.lines().map(cells).collect();
-        rows.into_iter().find(|cells| cells.first().is_some_and(|first| first == name)).unwrap_or_default()
+    #[test]
+    fn table_has_medians_spreads_ratios_to_ours_and_reasons() {
+        let all = locks(Better::More, &[[100.0, 2.0], [300.0, 3.0], [200.0, 1.0]]);
+        let text = "
+Locks
+
+                    pairs/s   low to high  to ours  p50 us
+redis-rwlock, hash      200  100 to 300 *   1.00 x    2.00
+faster                  400    400 to 400   2.00 x   0.500
+
+No row, or a turn that failed:
+  other: it has no reads.
+";
+        assert_eq!(table(&all), text);
+        assert_eq!(notes(&[all.clone(), all]), "A note.\n");
     }
 
     #[test]
-    fn a_row_has_median_spread_and_ratio_to_ours() {
-        let text = table(&both());
-        assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["200", "100 to 300 *", "1.00 x", "2.00"], "{text}");
-        assert_eq!(row(&text, "faster")[1..], ["400", "400 to 400", "2.00 x", "0.500"], "{text}");
-    }
-
-    #[test]
-    fn who_is_less_where_less_is_better_is_ahead() {
-        let text = table(&Table { better: Better::Less, ..both() });
-        assert_eq!(row(&text, "faster")[1..4], ["400", "400 to 400", "0.500 x"], "{text}");
-    }
-
-    #[test]
-    fn columns_stand_below_each_other() {
-        let text = table(&both());
-        let lines: Vec<&str> = text.lines().skip(3).take(3).collect();
-        assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
-    }
-
-    #[test]
-    fn one_turn_has_no_spread() {
-        let rows = vec![of("redis-rwlock, hash", &[[100.0, 2.0]])];
-        let text = table(&Table { rows, ..both() });
-        assert_eq!(row(&text, "redis-rwlock, hash")[1..], ["100", "1.00 x", "2.00"], "{text}");
-    }
-
-    #[test]
-    fn times_are_said_as_people_do() {
-        let of_minutes = [0, 5, 60, 125].map(|minutes| time(Duration::from_secs(60 * minutes)));
-        assert_eq!(of_minutes, ["0 min", "5 min", "1 h 00 min", "2 h 05 min"]);
-    }
-
-    #[test]
-    fn a_missing_row_has_a_reason() {
-        let text = table(&both());
-        assert!(text.contains("\n  other: it has no reads.\n"), "{text}");
-        assert!(row(&text, "other").is_empty(), "{text}");
-    }
-
-    #[test]
-    fn a_note_of_two_tables_is_told_once() {
-        let noted = || Table { notes: vec!["A note".to_owned()], ..both() };
-        assert_eq!(notes(&[noted(), noted()]), "A note.\n");
+    fn one_turn_has_no_spread_and_less_may_be_better() {
+        let text = table(&locks(Better::Less, &[[100.0, 2.0]]));
+        assert!(text.contains("\nfaster                  400  0.250 x   0.500\n"), "{text}");
     }
 }

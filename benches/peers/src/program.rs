@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 /// Locks that are not measured at all, and the reasons. The report names them.
 pub(crate) const ABSENT: [(&str, &str); 2] = [
@@ -46,15 +45,6 @@ impl Program {
         }
     }
 
-    /// Returns about how long a process of this program takes to start and to end.
-    pub(crate) fn starts_within(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::Own | Self::Go => 20,
-            Self::Node | Self::Python => 400,
-            Self::Java => 2500,
-        })
-    }
-
     /// Downloads the packages of the lock files and builds the program. Returns the reason if that fails.
     pub(crate) fn build(self) -> Result<(), String> {
         let (folder, tools) = self.needs();
@@ -88,29 +78,19 @@ impl Program {
     pub(crate) fn command(self) -> Command {
         let (folder, _) = self.needs();
         let (folder, built) = (own_folder().join(folder), target().join(folder));
-        match self {
-            Self::Own => {
-                let mut command = Command::new(std::env::current_exe().expect("this program"));
-                command.arg("worker");
-                command
-            }
-            Self::Go => Command::new(built.join("peer")),
+        let (program, arguments) = match self {
+            Self::Own => (std::env::current_exe().expect("this program"), vec!["worker".into()]),
+            Self::Go => (built.join("peer"), vec![]),
             Self::Java => {
-                let mut command = Command::new("java");
-                command.arg("-cp").arg(format!("{0}/classes:{0}/lib/*", built.display())).arg("peers.Main");
-                command
+                let classes = format!("{0}/classes:{0}/lib/*", built.display());
+                ("java".into(), vec!["-cp".into(), classes.into(), "peers.Main".into()])
             }
-            Self::Node => {
-                let mut command = Command::new("node");
-                command.arg(folder.join("main.js"));
-                command
-            }
-            Self::Python => {
-                let mut command = Command::new(built.join("bin/python"));
-                command.arg(folder.join("main.py"));
-                command
-            }
-        }
+            Self::Node => ("node".into(), vec![folder.join("main.js")]),
+            Self::Python => (built.join("bin/python"), vec![folder.join("main.py")]),
+        };
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command
     }
 }
 

@@ -11,7 +11,7 @@ use cluster_testenv::Server;
 
 use crate::kept::{self, FIGURES};
 use crate::peer::Kind;
-use crate::program::{ABSENT, Program};
+use crate::program::ABSENT;
 use crate::scenario::Scenario;
 use crate::table::{Chapter, Circumstances, Table};
 use crate::{goals, print};
@@ -143,18 +143,10 @@ fn left_out(chapters: &[Chapter], missing: &[Scenario]) -> String {
     for scenario in missing {
         text += &format!("  The scenario `{}` has not been run.\n", scenario.name());
     }
-    let tables = || chapters.iter().flat_map(|chapter| &chapter.tables);
-    let was_asked = |kind: &Kind| {
-        tables().any(|table| table.row(kind.name()).is_some_and(|row| row.why.is_some() || !row.turns.is_empty()))
-    };
-    for kind in Kind::all().iter().filter(|kind| !was_asked(kind)) {
-        text += &format!("  {}: it was in none of these runs.\n", kind.name());
-    }
-    let foreign = Kind::all().iter().filter(|kind| kind.facts().program != Program::Own);
-    for kind in foreign.filter(|kind| was_asked(kind)) {
-        let has_figures = tables().any(|table| table.row(kind.name()).is_some_and(|row| !row.turns.is_empty()));
-        if !has_figures {
-            text += &format!("  {}: each table says why it has no row.\n", kind.name());
+    let rows = || chapters.iter().flat_map(|chapter| &chapter.tables).flat_map(|table| &table.rows);
+    for kind in Kind::all() {
+        if rows().all(|row| row.name != kind.name() || row.turns.is_empty()) {
+            text += &format!("  {}: it has no figures in these runs.\n", kind.name());
         }
     }
     text

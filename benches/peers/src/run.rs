@@ -1,12 +1,13 @@
 //! Takes turns, stores the result of each, and continues an earlier run where it ended.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use cluster_testenv::Server;
 
-use crate::kept::{self, Earlier, FailedRows};
+use crate::kept::{self, Earlier};
 use crate::peer::Kind;
 use crate::program::Program;
 use crate::scenario::{Comparison, Entrant, Lessened, Scenario, Setting};
@@ -36,9 +37,6 @@ pub(crate) struct Arguments {
     /// Ends after the turn in which this number of minutes is over. The same command then continues from there.
     #[arg(long)]
     at_most_minutes: Option<u64>,
-    /// Tries the rows again of which a turn failed in an earlier run. Their earlier turns count.
-    #[arg(long)]
-    retry_failed: bool,
     /// Deletes the results of earlier runs of these scenarios.
     #[arg(long)]
     fresh: bool,
@@ -61,11 +59,11 @@ pub(crate) fn run(arguments: &Arguments) {
     let mut parts = arguments.parts(&settings);
     print_left("To do", &parts);
     for part in &mut parts {
-        if part.take_turns(until) == Time::IsOver {
+        if part.take_turns(until).is_break() {
             break;
         }
     }
-    let missing: Vec<_> = parts.into_iter().filter(|part| part.left().0 > 0).collect();
+    let missing: Vec<_> = parts.into_iter().filter(|part| part.left() > 0).collect();
     if missing.is_empty() {
         println!("\nNothing is missing.");
     } else {
@@ -118,13 +116,6 @@ impl Arguments {
     }
 }
 
-/// State of the time limit of a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Time {
-    IsLeft,
-    IsOver,
-}
-
 /// Scenario on one server.
 struct Part<'a> {
     arguments: &'a Arguments,
@@ -142,8 +133,7 @@ impl<'a> Part<'a> {
         if arguments.fresh {
             kept::remove(&file);
         }
-        let failed = if arguments.retry_failed { FailedRows::GoOn } else { FailedRows::Stay };
-        let earlier = kept::read(&file).map(|earlier| chapter.take_over(&earlier, failed));
+        let earlier = kept::read(&file).map(|earlier| chapter.take_over(&earlier));
         let title = chapter.title();
         match earlier {
             None | Some(Earlier::GoesOn) => {}
@@ -156,24 +146,23 @@ impl<'a> Part<'a> {
         Self { arguments, file, chapter, comparisons }
     }
 
-    /// Takes one turn of each row in each round. A peer that cannot do it, or that fails, gets a reason instead.
-    fn take_turns(&mut self, until: Option<Instant>) -> Time {
+    /// Takes one turn of each row in each round, and breaks off when the time of the run is over. A peer that cannot do
+    /// it, or that fails, gets a reason instead.
+    fn take_turns(&mut self, until: Option<Instant>) -> ControlFlow<()> {
         for number in 0..self.comparisons.len() {
-            let before = self.left_of(number).0;
+            let before = self.left_of(number);
             for round in 1..=self.arguments.rounds {
-                if self.take_round(number, round, until) == Time::IsOver {
-                    return Time::IsOver;
-                }
+                self.take_round(number, round, until)?;
             }
             if before > 0 {
                 let table = &self.chapter.tables[number];
                 println!("{}{}", print::table(table), print::notes(std::slice::from_ref(table)));
             }
         }
-        Time::IsLeft
+        ControlFlow::Continue(())
     }
 
-    fn take_round(&mut self, number: usize, round: usize, until: Option<Instant>) -> Time {
+    fn take_round(&mut self, number: usize, round: usize, until: Option<Instant>) -> ControlFlow<()> {
         for (entrant, row) in self.comparisons[number].entrants.iter().zip(0..) {
             let kept = &mut self.chapter.tables[number].rows[row];
             if !self.arguments.is_asked(&entrant.name) || kept.missing(round) == 0 {
@@ -183,30 +172,24 @@ impl<'a> Part<'a> {
             self.chapter.dates.1 = machine::date();
             kept::write(&self.file, &self.chapter);
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Time::IsOver;
+                return ControlFlow::Break(());
             }
         }
-        Time::IsLeft
+        ControlFlow::Continue(())
     }
 
-    /// Returns the number of turns that are left, and about how long they take.
-    fn left(&self) -> (usize, Duration) {
-        let all = (0..self.comparisons.len()).map(|number| self.left_of(number));
-        all.fold((0, Duration::ZERO), |(turns, lasts), (more, longer)| (turns + more, lasts + longer))
+    fn left(&self) -> usize {
+        (0..self.comparisons.len()).map(|number| self.left_of(number)).sum()
     }
 
-    fn left_of(&self, number: usize) -> (usize, Duration) {
-        let rows = self.comparisons[number].entrants.iter().zip(&self.chapter.tables[number].rows);
-        let asked = rows.filter(|(entrant, _)| self.arguments.is_asked(&entrant.name));
-        let left = asked.map(|(entrant, row)| (row.missing(self.arguments.rounds), lasts(entrant, row)));
-        left.fold((0, Duration::ZERO), |(turns, all), (more, lasts)| {
-            (turns + more, all + lasts * u32::try_from(more).expect("few"))
-        })
+    /// Returns the number of turns that a comparison lacks.
+    fn left_of(&self, number: usize) -> usize {
+        let asked = self.chapter.tables[number].rows.iter().filter(|row| self.arguments.is_asked(&row.name));
+        asked.map(|row| row.missing(self.arguments.rounds)).sum()
     }
 }
 
 fn take_turn(entrant: &Entrant<'_>, row: &mut Row) {
-    let began = Instant::now();
     match (entrant.take)() {
         Ok((figures, _)) if !figures.iter().all(|figure| figure.is_finite()) => {
             row.why = Some(Why::Failed("one of its figures is no number".to_owned()));
@@ -216,15 +199,6 @@ fn take_turn(entrant: &Entrant<'_>, row: &mut Row) {
             row.versions = versions;
         }
         Err(why) => row.why = Some(Why::Failed(why)),
-    }
-    row.took_ms += u64::try_from(began.elapsed().as_millis()).expect("short");
-}
-
-/// Returns the mean time of the turns of the row so far, or the expected time if there are none.
-fn lasts(entrant: &Entrant<'_>, row: &Row) -> Duration {
-    match u64::try_from(row.turns.len()) {
-        Ok(turns @ 1..) => Duration::from_millis(row.took_ms / turns),
-        _ => entrant.lasts,
     }
 }
 
@@ -251,10 +225,8 @@ fn chapter(arguments: &Arguments, scenario: Scenario, setting: &Setting, compari
 }
 
 fn print_left(what: &str, parts: &[Part<'_>]) {
-    let lefts: Vec<_> = parts.iter().map(Part::left).collect();
-    let turns: usize = lefts.iter().map(|(turns, _)| turns).sum();
-    println!("\n{what}: {turns} turns, about {}", print::time(lefts.iter().map(|(_, lasts)| *lasts).sum()));
-    for (part, (turns, lasts)) in parts.iter().zip(lefts) {
-        println!("  {}: {turns} turns, about {}", part.chapter.title(), print::time(lasts));
+    println!("\n{what}: {} turns", parts.iter().map(Part::left).sum::<usize>());
+    for part in parts {
+        println!("  {}: {} turns", part.chapter.title(), part.left());
     }
 }

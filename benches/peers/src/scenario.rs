@@ -2,19 +2,14 @@
 
 mod crowd;
 mod held;
+mod loads;
 mod market;
 mod recovery;
-mod shards;
-mod sole_reader;
-mod three_names;
-mod uncontended;
-mod wake_up;
 
 use std::time::Duration;
 
 use clap::ValueEnum;
 use cluster_testenv::Server;
-use tokio::runtime::Runtime;
 
 use crate::load::{ALL_WRITE, Load, Shape};
 use crate::measure::Turn;
@@ -52,15 +47,15 @@ impl Scenario {
     /// Returns the comparisons. Nothing is measured before a turn is taken.
     pub(crate) fn comparisons(self, setting: &Setting) -> Vec<Comparison<'_>> {
         match self {
-            Self::Uncontended => uncontended::comparisons(setting),
+            Self::Uncontended => loads::uncontended(setting),
             Self::HotWrite => crowd::writes(setting),
             Self::HotRead => crowd::reads(setting),
             Self::Held => held::comparisons(setting),
-            Self::WakeUp => wake_up::comparisons(setting),
-            Self::ThreeNames => three_names::comparisons(setting),
+            Self::WakeUp => loads::wake_up(setting),
+            Self::ThreeNames => loads::three_names(setting),
             Self::Market => market::comparisons(setting),
-            Self::Shards => shards::comparisons(setting),
-            Self::SoleReader => sole_reader::comparisons(setting),
+            Self::Shards => loads::shards(setting),
+            Self::SoleReader => loads::sole_reader(setting),
             Self::Recovery => recovery::comparisons(setting),
         }
     }
@@ -128,17 +123,14 @@ pub(crate) struct Entrant<'a> {
     pub(crate) name: String,
     /// Reason why it has no turn.
     pub(crate) refusal: Option<String>,
-    /// Approximate length of a turn, with its servers and processes.
-    pub(crate) lasts: Duration,
     pub(crate) take: Take<'a>,
 }
 
 impl Entrant<'_> {
     /// Returns an entrant that cannot take part.
     pub(crate) fn refused(name: &str, why: &str) -> Self {
-        let why = why.to_owned();
         let take = Box::new(|| unreachable!("whoever is refused has no turn"));
-        Self { name: name.to_owned(), refusal: Some(why), lasts: Duration::ZERO, take }
+        Self { name: name.to_owned(), refusal: Some(why.to_owned()), take }
     }
 
     fn row(&self) -> Row {
@@ -180,27 +172,38 @@ impl Setting {
         Comparison { table, entrants }
     }
 
-    /// Returns an entrant for each of `kinds`. All of them take the same `turn`, which lasts for `span`, except the
-    /// refused ones.
+    /// Returns an entrant for each of `kinds`. All of them take the same `turn`, except the refused ones.
     pub(crate) fn entrants<'a>(
         &'a self,
         kinds: impl Fn(Kind) -> bool,
-        span: Duration,
         refusal: impl Fn(Kind) -> Option<String>,
         turn: impl Fn(Kind) -> Result<Figures, String> + Clone + 'a,
     ) -> Vec<Entrant<'a>> {
         let entrant = |kind: Kind| {
-            let facts = kind.facts();
-            let around = facts.place.starts_within() + facts.program.starts_within();
             let turn = turn.clone();
             Entrant {
                 name: kind.name().to_owned(),
                 refusal: self.absence(kind).or_else(|| refusal(kind)),
-                lasts: around + Duration::from_millis(facts.program.warm_ms()) + span,
                 take: Box::new(move || turn(kind)),
             }
         };
         Kind::all().iter().copied().filter(|kind| kinds(*kind)).map(entrant).collect()
+    }
+
+    /// Returns the comparison of `kinds` that carry a load. Peers without reads carry none that needs them.
+    pub(crate) fn carried<'a>(
+        &'a self,
+        about: &About<'_>,
+        carried: Carried,
+        kinds: impl Fn(Kind) -> bool,
+        refusal: impl Fn(Kind) -> Option<&'static str>,
+    ) -> Comparison<'a> {
+        let needs_reads = carried.load.writes < ALL_WRITE;
+        let refusal = |kind: Kind| {
+            let no_reads = (needs_reads && !kind.facts().reads).then_some("it has no reads");
+            refusal(kind).or(no_reads).map(str::to_owned)
+        };
+        self.compare(about, self.entrants(kinds, refusal, move |kind| carried.turn(self, kind)))
     }
 
     /// Returns the reason why the program of this lock is missing, if it is.
@@ -208,30 +211,28 @@ impl Setting {
         let program = kind.facts().program;
         self.absent.iter().find(|(absent, _)| *absent == program).map(|(_, why)| why.clone())
     }
-
-    /// Takes one turn at the usual place of this lock.
-    pub(crate) fn turn(&self, kind: Kind, load: &Load, processes: usize) -> Result<Turn, String> {
-        self.turn_at(kind.facts().place, kind, load, processes)
-    }
-
-    pub(crate) fn turn_at(&self, place: Place, kind: Kind, load: &Load, processes: usize) -> Result<Turn, String> {
-        let warm_ms = if load.shape == Shape::Held { 0 } else { kind.facts().program.warm_ms() };
-        let load = Load { warm_ms, ..load.clone() };
-        let servers = Servers::start(place, self.server);
-        let turn = carry(kind, &servers, &load, processes)?;
-        if turn.is_empty() && load.shape != Shape::Held {
-            return Err("nobody was served".to_owned());
-        }
-        Ok(turn)
-    }
 }
 
-/// Returns the reason why this lock cannot carry this load, if it has no reads and the load needs them.
-fn no_reads(kind: Kind, load: &Load) -> Option<String> {
-    (!kind.facts().reads && load.writes < ALL_WRITE).then(|| "it has no reads".to_owned())
+/// Load of a scenario.
+#[derive(Clone)]
+pub(crate) struct Carried {
+    load: Load,
+    processes: usize,
+    /// Place of the servers. Without it, the usual one of the lock.
+    place: Option<Place>,
+    figures: fn(&Turn) -> Vec<f64>,
 }
 
-/// Returns a runtime for measurements in this process.
-fn runtime() -> Runtime {
-    Runtime::new().expect("a runtime")
+impl Carried {
+    fn by_one_process(load: Load, figures: fn(&Turn) -> Vec<f64>) -> Self {
+        Self { load, processes: 1, place: None, figures }
+    }
+
+    fn turn(&self, setting: &Setting, kind: Kind) -> Result<Figures, String> {
+        let facts = kind.facts();
+        let load = Load { warm_ms: facts.program.warm_ms(), ..self.load.clone() };
+        let servers = Servers::start(self.place.unwrap_or(facts.place), setting.server);
+        let turn = carry(kind, &servers, &load, self.processes)?;
+        if turn.is_empty() { Err("nobody was served".to_owned()) } else { Ok(((self.figures)(&turn), turn.versions)) }
+    }
 }

@@ -36,8 +36,6 @@ pub(crate) struct Row {
     /// Reason why there are no turns, or fewer than of others.
     pub(crate) why: Option<Why>,
     pub(crate) versions: String,
-    /// Time of all turns, with their servers and processes.
-    pub(crate) took_ms: u64,
 }
 
 /// Reason why there are no more turns.

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::load::{Load, Outcome, Shape};
 use crate::peer::{Kind, Mode, Peer, version};
+use crate::setup::few_at_a_time;
 use crate::setup::process::processor_time;
 
 /// Time for which a task may still wait for a lock when a turn is over. After this time, the task counts as not served.
@@ -38,7 +39,7 @@ pub(crate) fn run(arguments: &Arguments) {
     if *lock == Kind::OursBlocking {
         let builder = redis_rwlock::RedisManager::builder(urls[0].as_str()).lease(load.lease());
         let manager = RedisManager::build(builder).expect("a manager");
-        return tell(|| blocking::carry(&manager, load, true), || blocking::carry(&manager, load, false), *lock);
+        return tell(|| blocking::carry(&manager, &warm(load)), || blocking::carry(&manager, load), *lock);
     }
     let runtime = Runtime::new().expect("a runtime");
     let clients = runtime.block_on(async {
@@ -49,23 +50,20 @@ pub(crate) fn run(arguments: &Arguments) {
         clients
     });
     if load.shape == Shape::Held {
-        let mut held = Vec::new();
-        let mut take = || held.extend(runtime.block_on(take_all(&clients[0], load.tasks)));
-        return tell(
-            &mut take,
-            || {
-                std::thread::sleep(load.span());
-                Vec::new()
-            },
-            *lock,
-        );
+        // Only the time in which they are held is measured.
+        let take = async |lock| clients[0].enter(Mode::Write, &format!("held {lock}")).await;
+        let hold = || {
+            std::thread::sleep(load.span());
+            Vec::new()
+        };
+        return tell(|| runtime.block_on(few_at_a_time(0..load.tasks, take)), hold, *lock);
     }
-    tell(|| runtime.block_on(warm_up(&clients, load)), || runtime.block_on(carry(&clients, load)), *lock);
+    tell(|| runtime.block_on(carry(&clients, &warm(load))), || runtime.block_on(carry(&clients, load)), *lock);
 }
 
-/// Follows the protocol: reports that it is ready, waits for a line, and reports the outcome.
+/// Follows the protocol: reports that it is ready, waits for a line, and reports the outcome. What was prepared stays.
 fn tell<T>(prepare: impl FnOnce() -> T, carry: impl FnOnce() -> Vec<Latencies>, lock: Kind) {
-    prepare();
+    let _prepared = prepare();
     println!("{}", serde_json::json!({ "ready": version(lock) }));
     std::io::stdin().lock().read_line(&mut String::new()).expect("a line");
     let (began, used) = (Instant::now(), processor_time());
@@ -87,9 +85,9 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-async fn warm_up(clients: &[Arc<dyn Peer>], load: &Load) {
-    let warm = Load { shape: Shape::Own, tasks: load.tasks.max(load.clients), span_ms: load.warm_ms, ..load.clone() };
-    carry(clients, &warm).await;
+/// Returns the load with which a worker warms up.
+fn warm(load: &Load) -> Load {
+    Load { shape: Shape::Own, tasks: load.tasks.max(load.clients), span_ms: load.warm_ms, ..load.clone() }
 }
 
 async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Vec<Latencies> {
@@ -141,20 +139,4 @@ fn mode(writes: usize) -> Mode {
         some => fastrand::usize(0..100) < some,
     };
     if is_write { Mode::Write } else { Mode::Read }
-}
-
-/// Acquires all locks, a few at a time. Only the time in which they are held is measured.
-async fn take_all(client: &Arc<dyn Peer>, count: usize) -> Vec<Box<dyn crate::peer::Held>> {
-    let (mut held, mut taking) = (Vec::with_capacity(count), JoinSet::new());
-    for lock in 0..count {
-        if taking.len() >= 16
-            && let Some(taken) = taking.join_next().await
-        {
-            held.push(taken.expect("it runs"));
-        }
-        let client = Arc::clone(client);
-        taking.spawn(async move { client.enter(Mode::Write, &format!("held {lock}")).await });
-    }
-    held.extend(taking.join_all().await);
-    held
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::setup::process::processor_time;
 use crate::setup::scripts::hash;
-use crate::setup::{TIMESTAMP_CLIENTS, digest};
+use crate::setup::{TIMESTAMP_CLIENTS, digest, lock_key};
 
 /// Renewals that wait for each other, as in batches of the crate.
 const CHUNK: usize = 32;
@@ -53,7 +53,7 @@ impl Holder {
     }
 
     fn call(&mut self, script: Script, lock: usize) {
-        let (key, id) = (format!("rwlock:{{held-lock-{lock:05}}}:lock"), format!("{:032x}.{lock}.localhost:12345", 7));
+        let (key, id) = (lock_key(format_args!("held-lock-{lock:05}")), format!("{:032x}.{lock}.localhost:12345", 7));
         let (digest, lease) = (self.digests[script as usize].clone(), self.lease.as_millis().to_string());
         let head = ["EVALSHA", &digest, "1", &key];
         match script {
@@ -120,7 +120,7 @@ pub(crate) fn hold(url: &str, lease_s: &str) {
         let wait = if bare.locks == 0 { lease } else { due.saturating_duration_since(Instant::now()) };
         match orders.recv_timeout(wait) {
             Ok(count) => {
-                println!("{} 0 0 0", processor_time().saturating_sub(time).as_micros());
+                println!("{} 0 0 0 0", processor_time().saturating_sub(time).as_micros());
                 if count != bare.locks {
                     bare.change_to(count);
                     due = Instant::now();

@@ -2,35 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, RedisManager, RwLockManager};
 
-use super::climb::{Quantity, Reading};
+use super::climb::{Reading, climb};
 use super::crowd::Crowd;
-use super::probe::{Meter, Prober, whole};
-use super::{Loader, obey};
+use super::probe::{Site, whole};
+use crate::setup::child::obey;
 use crate::setup::process::peak_bytes;
-use crate::setup::{Effort, connect, start_node};
-
-const LIST: Quantity = Quantity {
-    name: "locks    ",
-    watched: "us for each key",
-    columns: &[
-        "ms for the list",
-        "others' p99 during it, us",
-        "longest SCAN, ms",
-        "client, % of a core",
-        "server, %",
-        "client, peak MiB",
-        "server, MiB",
-    ],
-};
+use crate::setup::{Effort, connect, micros, runtime};
 
 /// The other process: lists the locks for at least so many milliseconds. Answers with the number of calls, the time
 /// of all of them in microseconds, the number of locks, and the peak of the memory.
 pub(super) fn list(url: &str) {
-    let runtime = Runtime::new().expect("a runtime");
-    let manager = runtime.block_on(connect(RedisManager::builder(Topology::node(url))));
+    let runtime = runtime();
+    let manager = runtime.block_on(connect(RedisManager::builder(url)));
     obey(|order| {
         let span = Duration::from_millis(order.parse().expect("a number"));
         runtime.block_on(list_for(&manager, span))
@@ -43,50 +28,43 @@ async fn list_for(manager: &RedisManager, span: Duration) -> Result<Vec<f64>, Er
         found = manager.locks().await?.len();
         calls += 1;
     }
-    Ok(vec![f64::from(calls), began.elapsed().as_secs_f64() * 1e6, found as f64, peak_bytes() as f64])
+    Ok(vec![f64::from(calls), micros(began.elapsed()), found as f64, peak_bytes() as f64])
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(
         &[1_000, 10_000, 100_000, 250_000, 500_000, 1_000_000, 2_000_000][..],
         &[1_000, 10_000, 100_000],
         &[10, 20],
     );
     let span_ms = effort.of(4_000, 2_000, 10);
-    let node = start_node();
-    let prober = Prober::connect(Topology::node(node.url()));
-    let mut loader = Loader::start("list", &node.url());
-    let mut meter = Meter::start(&node, loader.pid());
+    let Site { node, prober, mut loader, mut meter } = Site::start("list");
     let (mut crowd, mut there) = (Crowd::connect(&node), 0);
-    LIST.climb(loads, |count| {
+    climb(["locks    ", "us for each key"], loads, |count| {
         crowd.acquire((there, count), |member| format!("held-lock-{member:07}"), "w", "0");
         crowd.add_other_keys((there, count));
         there = count;
         meter.reset();
-        let (listing, mut felt) = prober.probe_during(|| loader.order(&span_ms.to_string()));
-        let [client, server] = meter.shares();
-        let [_, bytes] = meter.bytes();
-        let [calls, took_us, found, peak] = match listing {
-            Ok(numbers) => numbers,
-            Err(failure) => return Reading::of_failure(failure),
-        };
+        let (listing, mut felt) = prober.probe_during(|| loader.order(span_ms));
+        let ([client, server], [_, bytes]) = (meter.shares(), meter.bytes());
+        let [calls, took_us, found, peak] = listing?;
         let each_us = took_us / calls;
         // The lock of the prober is there, too.
         let missing = (found < count as f64).then(|| format!("only {found} of them are in the list"));
         let mib = |bytes: f64| whole(bytes / 1024.0 / 1024.0);
-        Reading {
+        Ok(Reading {
             watched: each_us / (2 * count) as f64,
             cells: vec![
-                whole(each_us / 1e3),
-                whole(felt.micros(0.99)),
-                meter.longest(),
-                whole(client),
-                whole(server),
-                mib(peak),
-                mib(bytes),
+                ("ms for the list", whole(each_us / 1e3)),
+                ("others' p99 during it, us", whole(felt.micros(0.99))),
+                ("longest SCAN, ms", meter.longest()),
+                ("client, % of a core", whole(client)),
+                ("server, %", whole(server)),
+                ("client, peak MiB", mib(peak)),
+                ("server, MiB", mib(bytes)),
             ],
             bytes: peak.max(bytes),
             failure: felt.failure.take().or(missing),
-        }
+        })
     });
 }

@@ -3,61 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
-
-use super::climb::{Quantity, Reading};
-use super::probe::{Arrivals, Meter, Prober, kib_each, whole};
-use super::{Loader, obey};
-use crate::setup::{Effort, few_at_a_time, start_node};
+use super::climb::{Reading, climb};
+use super::probe::{Arrivals, Site, whole};
+use crate::setup::Effort;
+use crate::setup::child::Worker;
 
 /// Default of the crate.
 const LEASE: Duration = Duration::from_secs(10);
-const NAMES: Quantity = Quantity {
-    name: "names     ",
-    watched: "others' p99, us",
-    columns: &[
-        "others' p50",
-        "least validity left, s",
-        "late or lost",
-        "taken a second",
-        "client, % of a core",
-        "server, %",
-        "client, KiB each",
-        "server, KiB each",
-    ],
-};
-
-/// The other process: holds as many locks as the order says. Answers with the numbers of lost and of late holds, and
-/// with the shortest local validity in milliseconds.
-pub(super) fn hold(url: &str) {
-    let runtime = Runtime::new().expect("a runtime");
-    let manager = runtime.block_on(RedisManager::connect(Topology::node(url))).expect("a manager");
-    let mut guards: Vec<WriteGuard> = Vec::new();
-    obey(|order| {
-        let count: usize = order.parse().expect("a number");
-        runtime.block_on(take(&manager, &mut guards, count))?;
-        let (mut lost, mut late, mut least) = (0.0, 0.0, LEASE);
-        for guard in &guards {
-            match guard.state() {
-                HoldState::Lost(_) => lost += 1.0,
-                HoldState::Unconfirmed => late += 1.0,
-                _ => least = least.min(guard.remaining()),
-            }
-        }
-        Ok(vec![lost, late, least.as_secs_f64() * 1e3])
-    });
-}
-
-async fn take(manager: &RedisManager, guards: &mut Vec<WriteGuard>, count: usize) -> Result<(), Error> {
-    let taken = few_at_a_time(guards.len()..count.max(guards.len()), async |lock| {
-        manager.write(&format!("held-lock-{lock:07}")).await
-    });
-    for guard in taken.await {
-        guards.push(guard?);
-    }
-    Ok(())
-}
 
 /// Worst answers of the other process.
 struct Worst {
@@ -70,11 +22,11 @@ struct Worst {
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Looks at the holds again and again.
-fn watch(holder: &mut Loader, count: usize, looks: usize) -> Result<Worst, String> {
+fn watch(holder: &mut Worker, count: usize, looks: usize) -> Result<Worst, String> {
     let mut worst = Worst { lost: 0.0, late: 0.0, least_ms: f64::INFINITY };
     for _ in 0..looks {
         thread::sleep(LOOK);
-        let [lost, late, least_ms] = holder.order(&count.to_string())?;
+        let [_, _, lost, late, least_ms] = holder.order(count)?;
         worst.lost = worst.lost.max(lost);
         worst.late = worst.late.max(late);
         worst.least_ms = worst.least_ms.min(least_ms);
@@ -82,7 +34,7 @@ fn watch(holder: &mut Loader, count: usize, looks: usize) -> Result<Worst, Strin
     Ok(worst)
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(
         &[1_000, 4_000, 16_000, 32_000, 64_000, 128_000, 256_000, 384_000, 512_000, 1_000_000][..],
         &[1_000, 16_000, 128_000],
@@ -90,45 +42,35 @@ pub(super) fn run(effort: Effort) {
     );
     // Renewals begin after a third of the lease. After two thirds they are spread as they stay.
     let (warm, looks) = effort.of((LEASE * 2 / 3, 3), (LEASE / 2, 2), (Duration::ZERO, 1));
-    let node = start_node();
-    let prober = Prober::connect(Topology::node(node.url()));
-    let mut holder = Loader::start("names", &node.url());
-    let mut meter = Meter::start(&node, holder.pid());
-    let start = meter.bytes();
+    let Site { prober, loader: mut holder, mut meter, .. } = Site::start("names");
     let (mut taken, mut arrivals) = (0, Arrivals::default());
-    NAMES.climb(loads, |count| {
+    climb(["names     ", "others' p99, us"], loads, |count| {
         let began = Instant::now();
-        if let Err(failure) = holder.order::<3>(&count.to_string()) {
-            return Reading::of_failure(failure);
-        }
+        holder.order::<5>(count)?;
         let rate = arrivals.note(count - taken, began);
         taken = count;
         thread::sleep(warm);
         meter.reset();
         let (worst, mut felt) = prober.probe_during(|| watch(&mut holder, count, looks));
-        let [client, server] = meter.shares();
-        let bytes = meter.bytes();
-        let worst = match worst {
-            Ok(worst) => worst,
-            Err(failure) => return Reading::of_failure(failure),
-        };
+        let ([client, server], bytes, worst) = (meter.shares(), meter.bytes(), worst?);
+        let [client_kib, server_kib] = meter.kib_each(bytes, count);
         let failing = worst.lost + worst.late;
         let is_late = failing > 0.0 || worst.least_ms < LEASE.as_millis() as f64 / 3.0;
         let late = || format!("{} lost, {} late, {:.1} s left", worst.lost, worst.late, worst.least_ms / 1e3);
-        Reading {
+        Ok(Reading {
             watched: felt.micros(0.99),
             cells: vec![
-                whole(felt.micros(0.5)),
-                format!("{:.1}", worst.least_ms / 1e3),
-                whole(failing),
-                rate,
-                whole(client),
-                whole(server),
-                kib_each(bytes[0], start[0], count),
-                kib_each(bytes[1], start[1], count),
+                ("others' p50", whole(felt.micros(0.5))),
+                ("least validity left, s", format!("{:.1}", worst.least_ms / 1e3)),
+                ("late or lost", whole(failing)),
+                ("taken a second", rate),
+                ("client, % of a core", whole(client)),
+                ("server, %", whole(server)),
+                ("client, KiB each", client_kib),
+                ("server, KiB each", server_kib),
             ],
             bytes: bytes[0].max(bytes[1]),
             failure: felt.failure.take().or_else(|| is_late.then(late)),
-        }
+        })
     });
 }

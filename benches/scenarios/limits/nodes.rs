@@ -4,72 +4,33 @@ use std::time::{Duration, Instant};
 
 use cluster_testenv::{Client, Cluster};
 use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
 
-use super::climb::{Quantity, Reading};
-use super::probe::{micros, whole};
-use crate::setup::{Effort, connect, info, info_number, pair, server};
+use super::climb::{Reading, climb};
+use super::probe::{quantile_us, whole};
+use crate::setup::{Effort, connect, info, info_number, pair, runtime, server, tags, timed};
 
 /// Long enough that no busy server counts as failed.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);
-const SLOTS: usize = 16_384;
-const NODES: Quantity = Quantity {
-    name: "primaries",
-    watched: "p99 of a pair, us",
-    columns: &[
-        "p50",
-        "first pair on a node, us",
-        "connect, ms",
-        "connections to each node",
-        "ms for the list",
-        "health, ms",
-        "pair after a slot moved, ms",
-        "formed in, s",
-    ],
-};
-
-/// Returns a tag for each primary, so that a lock with this tag lies there. The slots are shared out in order.
-fn tags(cluster: &Cluster, count: usize) -> Vec<(u16, String)> {
-    let mut tags: Vec<Option<(u16, String)>> = vec![None; count];
-    for n in 0.. {
-        let tag = format!("tag{n}");
-        let slot = cluster.keyslot(&tag);
-        let owner =
-            (0..count).rfind(|owner| SLOTS * owner / count <= usize::from(slot)).expect("the first begins at 0");
-        tags[owner].get_or_insert((slot, tag));
-        if tags.iter().all(Option::is_some) {
-            break;
-        }
-    }
-    tags.into_iter().flatten().collect()
-}
 
 fn connections(clients: &mut [Client]) -> f64 {
     clients.iter_mut().map(|client| info_number(&info(client, "clients"), "connected_clients")).sum()
 }
 
-async fn timed<T>(act: impl Future<Output = Result<T, Error>>) -> Result<Duration, Error> {
-    let began = Instant::now();
-    act.await?;
-    Ok(began.elapsed())
+async fn took<T>(act: impl Future<Output = Result<T, Error>>) -> Result<Duration, Error> {
+    let (outcome, took) = timed(act).await;
+    outcome.map(|_| took)
 }
 
-/// Times at one cluster.
-#[derive(Default)]
-struct Times {
-    connects: Vec<Duration>,
-    firsts: Vec<Duration>,
-    pairs: Vec<Duration>,
-    lists: Vec<Duration>,
-    healths: Vec<Duration>,
-    connections: f64,
+fn ms(samples: &mut [Duration]) -> String {
+    format!("{:.1}", quantile_us(samples, 0.5) / 1e3)
 }
 
-async fn measure(cluster: &Cluster, tags: &[(u16, String)], pairs: usize) -> Result<(Times, RedisManager), Error> {
-    let mut times = Times::default();
+/// Measures at one cluster. Returns the reading, and the manager that has been used.
+async fn measure(cluster: &Cluster, tags: &[(u16, String)], count: usize) -> Result<(Reading, RedisManager), Error> {
     let topology = || Topology::cluster(cluster.urls());
+    let mut connects = Vec::new();
     for _ in 0..5 {
-        times.connects.push(timed(RedisManager::connect(topology())).await?);
+        connects.push(took(RedisManager::connect(topology())).await?);
     }
     let mut clients: Vec<Client> = cluster.nodes().iter().map(|node| node.client().expect("it answers")).collect();
     // The connections of the managers before are closed.
@@ -77,18 +38,27 @@ async fn measure(cluster: &Cluster, tags: &[(u16, String)], pairs: usize) -> Res
     let before = connections(&mut clients);
     let manager = connect(RedisManager::builder(topology())).await;
     let names: Vec<String> = tags.iter().map(|(_, tag)| format!("{{{tag}}}:lock")).collect();
+    let (mut firsts, mut pairs, mut lists, mut healths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for name in &names {
-        times.firsts.push(pair(&manager, name).await);
+        firsts.push(pair(&manager, name).await);
     }
-    for n in 0..pairs {
-        times.pairs.push(pair(&manager, &names[n % names.len()]).await);
+    for n in 0..count {
+        pairs.push(pair(&manager, &names[n % names.len()]).await);
     }
     for _ in 0..10 {
-        times.lists.push(timed(manager.locks()).await?);
-        times.healths.push(timed(manager.health()).await?);
+        lists.push(took(manager.locks()).await?);
+        healths.push(took(manager.health()).await?);
     }
-    times.connections = (connections(&mut clients) - before) / names.len() as f64;
-    Ok((times, manager))
+    let connections = (connections(&mut clients) - before) / names.len() as f64;
+    let cells = vec![
+        ("p50", whole(quantile_us(&mut pairs, 0.5))),
+        ("first pair on a node, us", whole(quantile_us(&mut firsts, 0.5))),
+        ("connect, ms", ms(&mut connects)),
+        ("connections to each node", format!("{connections:.1}")),
+        ("ms for the list", ms(&mut lists)),
+        ("health, ms", ms(&mut healths)),
+    ];
+    Ok((Reading { watched: quantile_us(&mut pairs, 0.99), cells, ..Reading::default() }, manager))
 }
 
 fn read(effort: Effort, count: usize) -> Result<Reading, String> {
@@ -96,32 +66,18 @@ fn read(effort: Effort, count: usize) -> Result<Reading, String> {
     let builder = Cluster::builder(server()).primaries(count).replicas(0).node_timeout(NODE_TIMEOUT);
     let cluster = builder.start().map_err(|error| format!("this machine does not form it: {error}"))?;
     let formed = began.elapsed();
-    let tags = tags(&cluster, count);
-    let runtime = Runtime::new().expect("a runtime");
-    let pairs = effort.of(10_000, 3_000, 20);
-    let (mut times, manager) = runtime.block_on(measure(&cluster, &tags, pairs)).map_err(|error| error.to_string())?;
+    let (tags, runtime) = (tags(&cluster, count), runtime());
+    let measured = runtime.block_on(measure(&cluster, &tags, effort.of(10_000, 3_000, 20)));
+    let (mut reading, manager) = measured.map_err(|error| error.to_string())?;
     let (slot, tag) = &tags[0];
     cluster.migrate_slot(*slot, &cluster.nodes()[1]).map_err(|error| error.to_string())?;
     let moved = runtime.block_on(pair(&manager, &format!("{{{tag}}}:lock")));
-    let ms = |samples: &mut Vec<Duration>| format!("{:.1}", micros(samples, 0.5) / 1e3);
-    Ok(Reading {
-        watched: micros(&mut times.pairs, 0.99),
-        cells: vec![
-            whole(micros(&mut times.pairs, 0.5)),
-            whole(micros(&mut times.firsts, 0.5)),
-            ms(&mut times.connects),
-            format!("{:.1}", times.connections),
-            ms(&mut times.lists),
-            ms(&mut times.healths),
-            format!("{:.1}", moved.as_secs_f64() * 1e3),
-            format!("{:.1}", formed.as_secs_f64()),
-        ],
-        bytes: 0.0,
-        failure: None,
-    })
+    reading.cells.push(("pair after a slot moved, ms", ms(&mut [moved])));
+    reading.cells.push(("formed in, s", format!("{:.1}", formed.as_secs_f64())));
+    Ok(reading)
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(&[3, 6, 12, 24, 48, 96][..], &[3, 12, 24], &[3]);
-    NODES.climb(loads, |count| read(effort, count).unwrap_or_else(Reading::of_failure));
+    climb(["primaries", "p99 of a pair, us"], loads, |count| read(effort, count));
 }

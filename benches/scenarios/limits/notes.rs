@@ -1,28 +1,16 @@
 //! Bytes of a note: what a note costs when it is set, at each renewal, and in `inspect`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster_testenv::Node;
-use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager, WriteGuard};
 
-use super::climb::{Quantity, Reading};
-use super::probe::{kib_each, micros, whole};
-use crate::setup::{CommandStats, Effort, connect, few_at_a_time, info, info_number, start_node};
+use super::climb::{Reading, climb};
+use super::probe::{kib_each, quantile_us, whole};
+use crate::setup::{CommandStats, Effort, few_at_a_time, info, info_number, manager, runtime, start_node, timed};
 
 /// Short, so that there are many renewals.
 const LEASE: Duration = Duration::from_secs(3);
-const NOTES: Quantity = Quantity {
-    name: "bytes of a note",
-    watched: "us of the server for a renewal",
-    columns: &[
-        "set_note p50, us",
-        "set_note p99",
-        "inspect of a writer, us",
-        "inspect of all readers, us",
-        "server, KiB for a hold",
-    ],
-};
 
 /// Holds whose notes are measured.
 struct Noted {
@@ -34,12 +22,12 @@ struct Noted {
 
 impl Noted {
     async fn new(node: &Node, writers: usize, readers: usize) -> Result<Self, Error> {
-        let manager = RedisManager::builder(Topology::node(node.url())).lease(LEASE).connect().await?;
+        let manager = RedisManager::builder(node.url()).lease(LEASE).connect().await?;
         let held = few_at_a_time(0..writers, async |lock| manager.write(&format!("noted-{lock:04}")).await).await;
         let writers = held.into_iter().collect::<Result<_, _>>()?;
         let mut held = Vec::new();
         for _ in 0..readers {
-            held.push(connect(RedisManager::builder(Topology::node(node.url()))).await.read("readers").await?);
+            held.push(self::manager(node).await.read("readers").await?);
         }
         Ok(Self { manager, writers, readers: held })
     }
@@ -48,9 +36,9 @@ impl Noted {
     async fn set(&self, text: &str) -> Result<Vec<Duration>, Error> {
         let mut times = Vec::new();
         for guard in &self.writers {
-            let began = Instant::now();
-            guard.set_note(text).await?;
-            times.push(began.elapsed());
+            let (set, took) = timed(guard.set_note(text)).await;
+            set?;
+            times.push(took);
         }
         for guard in &self.readers {
             guard.set_note(text).await?;
@@ -62,10 +50,9 @@ impl Noted {
     async fn inspections(&self, name: &str, text: &str, count: usize) -> Result<Vec<Duration>, Error> {
         let mut times = Vec::new();
         for _ in 0..count {
-            let began = Instant::now();
-            let view = self.manager.inspect(name).await?;
-            times.push(began.elapsed());
-            assert!(view.holders.iter().all(|holder| holder.note.as_deref() == Some(text)), "{name} has all notes");
+            let (view, took) = timed(self.manager.inspect(name)).await;
+            times.push(took);
+            assert!(view?.holders.iter().all(|holder| holder.note.as_deref() == Some(text)), "{name} has all notes");
         }
         Ok(times)
     }
@@ -75,45 +62,38 @@ fn used_memory(node: &Node) -> f64 {
     info_number(&info(&mut node.client().expect("the server answers"), "memory"), "used_memory")
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(&[1, 64, 256, 1_024, 2_048, 4_096, 4_097][..], &[1, 1_024, 4_096, 4_097], &[1, 4_097]);
     let (writers, readers, looks, span) = effort.of((1_000, 100, 500, 6), (1_000, 100, 200, 3), (5, 3, 2, 0));
     let node = start_node();
-    let runtime = Runtime::new().expect("a runtime");
+    let runtime = runtime();
     let start = used_memory(&node);
     let noted = runtime.block_on(Noted::new(&node, writers, readers)).expect("granted");
-    NOTES.climb(loads, |bytes| {
+    climb(["bytes of a note", "us of the server for a renewal"], loads, |bytes| {
         let text = "n".repeat(bytes);
         let before = CommandStats::of(&node).calls("evalsha");
-        let mut set = match runtime.block_on(noted.set(&text)) {
-            Ok(times) => times,
-            Err(error) => {
-                return Reading::of_failure(format!(
-                    "{error} ({} scripts)",
-                    CommandStats::of(&node).calls("evalsha") - before
-                ));
-            }
-        };
+        let mut set = runtime
+            .block_on(noted.set(&text))
+            .map_err(|error| format!("{error} ({} scripts)", CommandStats::of(&node).calls("evalsha") - before))?;
         let inspect = |name: &str| {
             let mut times = runtime.block_on(noted.inspections(name, &text, looks)).expect("an answer");
-            whole(micros(&mut times, 0.5))
+            whole(quantile_us(&mut times, 0.5))
         };
         let (of_a_writer, of_readers) = (inspect("noted-0000"), inspect("readers"));
         // From here on only the renewals send scripts.
         CommandStats::reset(&node);
         std::thread::sleep(Duration::from_secs(span).max(LEASE / 2));
         let renewals = CommandStats::of(&node);
-        Reading {
+        Ok(Reading {
             watched: renewals.micros("evalsha") / renewals.calls("evalsha") as f64,
             cells: vec![
-                whole(micros(&mut set, 0.5)),
-                whole(micros(&mut set, 0.99)),
-                of_a_writer,
-                of_readers,
-                kib_each(used_memory(&node), start, writers),
+                ("set_note p50, us", whole(quantile_us(&mut set, 0.5))),
+                ("set_note p99", whole(quantile_us(&mut set, 0.99))),
+                ("inspect of a writer, us", of_a_writer),
+                ("inspect of all readers, us", of_readers),
+                ("server, KiB for a hold", kib_each(used_memory(&node), start, writers)),
             ],
-            bytes: 0.0,
-            failure: None,
-        }
+            ..Reading::default()
+        })
     });
 }

@@ -4,16 +4,35 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Client, Node, Reply};
-use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
+use redis_rwlock::{Error, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
 
+use crate::setup::child::Worker;
 use crate::setup::process::{resident_bytes_of, time_of_threads};
-use crate::setup::{connect, info, info_number, quantile, server_cpu_us};
+use crate::setup::{info, info_number, manager, micros, quantile, runtime, server_cpu_us, start_node, timed};
 
 /// Pause between two pairs of the prober, so that the prober itself is no load.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Shortest time for which the server logs a command, and the length of this log.
 const LOGGED: [(&str, &str); 2] = [("slowlog-log-slower-than", "1000"), ("slowlog-max-len", "2000")];
+
+/// Server with a load in another process, and what others feel of it.
+pub(super) struct Site {
+    pub(super) node: Node,
+    pub(super) prober: Prober,
+    pub(super) loader: Worker,
+    pub(super) meter: Meter,
+}
+
+impl Site {
+    pub(super) fn start(load: &str) -> Self {
+        let node = start_node();
+        let prober = Prober::connect(&node);
+        let loader = Worker::start_child(&["limits", load, &node.url()]);
+        let meter = Meter::start(&node, loader.pid());
+        Self { node, prober, loader, meter }
+    }
+}
 
 /// Client that acquires and releases a lock of its own, again and again.
 pub(super) struct Prober {
@@ -29,9 +48,9 @@ pub(super) struct Felt {
 }
 
 impl Prober {
-    pub(super) fn connect(topology: impl Into<Topology>) -> Self {
-        let runtime = Runtime::new().expect("a runtime");
-        let manager = runtime.block_on(connect(RedisManager::builder(topology)));
+    pub(super) fn connect(node: &Node) -> Self {
+        let runtime = runtime();
+        let manager = runtime.block_on(manager(node));
         Self { runtime, manager }
     }
 
@@ -42,7 +61,7 @@ impl Prober {
             let mut felt = Felt::default();
             self.runtime.block_on(async {
                 loop {
-                    felt.note(timed(&self.manager).await);
+                    felt.note(write_pair(&self.manager).await);
                     if working.is_finished() {
                         break;
                     }
@@ -58,9 +77,9 @@ impl Prober {
         self.runtime.block_on(async {
             let mut times = Vec::with_capacity(count);
             for _ in 0..count {
-                let began = Instant::now();
-                self.manager.inspect(lock).await.expect("an answer");
-                times.push(began.elapsed());
+                let (view, took) = timed(self.manager.inspect(lock)).await;
+                view.expect("an answer");
+                times.push(took);
             }
             times
         })
@@ -80,7 +99,7 @@ impl Prober {
     }
 }
 
-async fn timed(manager: &RedisManager) -> Result<Duration, Error> {
+async fn write_pair(manager: &RedisManager) -> Result<Duration, Error> {
     let began = Instant::now();
     manager.write("prober").await?.release().await?;
     Ok(began.elapsed())
@@ -96,19 +115,21 @@ impl Felt {
 
     /// Returns a quantile in microseconds.
     pub(super) fn micros(&mut self, share: f64) -> f64 {
-        if self.samples.is_empty() { f64::NAN } else { micros(&mut self.samples, share) }
+        if self.samples.is_empty() { f64::NAN } else { quantile_us(&mut self.samples, share) }
     }
 }
 
 /// Returns a quantile of times in microseconds.
-pub(super) fn micros(samples: &mut [Duration], share: f64) -> f64 {
-    quantile(samples, share).as_secs_f64() * 1e6
+pub(super) fn quantile_us(samples: &mut [Duration], share: f64) -> f64 {
+    micros(quantile(samples, share))
 }
 
 /// Memory and processor time of a server and of a client's process.
 pub(super) struct Meter {
     server: Client,
     pid: u32,
+    /// Memory at the start.
+    before: [f64; 2],
     began: Instant,
     server_us: f64,
     client: Duration,
@@ -120,8 +141,10 @@ impl Meter {
         for (name, value) in LOGGED {
             server.command(&["CONFIG", "SET", name, value]).and_then(Reply::into_result).expect("it is set");
         }
-        let mut meter = Self { server, pid, began: Instant::now(), server_us: 0.0, client: Duration::ZERO };
+        let (before, began) = ([0.0; 2], Instant::now());
+        let mut meter = Self { server, pid, before, began, server_us: 0.0, client: Duration::ZERO };
         meter.reset();
+        meter.before = meter.bytes();
         meter
     }
 
@@ -134,8 +157,8 @@ impl Meter {
 
     /// Returns the processor time of the client and of the server since the reset, in percent of a core.
     pub(super) fn shares(&mut self) -> [f64; 2] {
-        let elapsed_us = self.began.elapsed().as_secs_f64() * 1e6;
-        let client_us = time_of_threads(self.pid).saturating_sub(self.client).as_secs_f64() * 1e6;
+        let elapsed_us = micros(self.began.elapsed());
+        let client_us = micros(time_of_threads(self.pid).saturating_sub(self.client));
         let server_us = server_cpu_us(&mut self.server) - self.server_us;
         [client_us, server_us].map(|used| 100.0 * used / elapsed_us)
     }
@@ -144,6 +167,11 @@ impl Meter {
     pub(super) fn bytes(&mut self) -> [f64; 2] {
         let server = info_number(&info(&mut self.server, "memory"), "used_memory");
         [resident_bytes_of(self.pid) as f64, server]
+    }
+
+    /// Returns the growth of both since the start, for each of so many.
+    pub(super) fn kib_each(&self, [client, server]: [f64; 2], count: usize) -> [String; 2] {
+        [kib_each(client, self.before[0], count), kib_each(server, self.before[1], count)]
     }
 
     /// Returns the number of connections to the server.

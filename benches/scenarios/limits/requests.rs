@@ -2,38 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, RedisManager, RwLockManager};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::climb::{Quantity, Reading};
-use super::probe::{Meter, Prober, whole};
-use super::{Loader, obey};
-use crate::setup::{Effort, connect, start_node};
+use super::climb::{Reading, climb};
+use super::probe::{Site, whole};
+use crate::setup::child::obey;
+use crate::setup::{Effort, connect, micros, runtime};
 
 /// Tasks of the client, each with a lock of its own.
 const TASKS: usize = 512;
 /// Smallest share of the pairs that have to be done in time.
 const DONE: f64 = 0.95;
-const REQUESTS: Quantity = Quantity {
-    name: "pairs a second",
-    watched: "others' p99, us",
-    columns: &[
-        "others' p50",
-        "done a second",
-        "client, % of a core",
-        "server, %",
-        "us of client a pair",
-        "us of server a pair",
-    ],
-};
 
 /// The other process: makes so many pairs a second for so many milliseconds. Answers with the number of pairs, and with
 /// the time they took.
 pub(super) fn load(url: &str) {
-    let runtime = Runtime::new().expect("a runtime");
-    let manager = runtime.block_on(connect(RedisManager::builder(Topology::node(url))));
+    let runtime = runtime();
+    let manager = runtime.block_on(connect(RedisManager::builder(url)));
     obey(|order| {
         let numbers: Vec<f64> = order.split(' ').map(|word| word.parse().expect("a number")).collect();
         let (rate, span) = (numbers[0], Duration::from_secs_f64(numbers[1] / 1e3));
@@ -68,42 +55,36 @@ async fn pairs(manager: &RedisManager, rate: f64, span: Duration) -> Result<Vec<
     Ok(vec![f64::from(done), began.elapsed().as_secs_f64()])
 }
 
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     let loads = effort.of(
         &[1_000, 2_000, 4_000, 8_000, 12_000, 16_000, 20_000, 24_000, 28_000, 32_000, 40_000, 48_000, 56_000][..],
         &[1_000, 8_000, 24_000, 48_000],
         &[1_000],
     );
     let span_ms = effort.of(6_000, 4_000, 100);
-    let node = start_node();
-    let prober = Prober::connect(Topology::node(node.url()));
-    let mut loader = Loader::start("requests", &node.url());
-    let mut meter = Meter::start(&node, loader.pid());
-    REQUESTS.climb(loads, |rate| {
+    let Site { prober, mut loader, mut meter, .. } = Site::start("requests");
+    climb(["pairs a second", "others' p99, us"], loads, |rate| {
         let began = Instant::now();
         meter.reset();
-        let (pairs, mut felt) = prober.probe_during(|| loader.order(&format!("{rate} {span_ms}")));
+        let (pairs, mut felt) = prober.probe_during(|| loader.order(format!("{rate} {span_ms}")));
         let [client, server] = meter.shares();
-        let elapsed_us = began.elapsed().as_secs_f64() * 1e6;
-        let [done, took_s] = match pairs {
-            Ok(numbers) => numbers,
-            Err(failure) => return Reading::of_failure(failure),
-        };
+        let elapsed_us = micros(began.elapsed());
+        let [done, took_s] = pairs?;
         let achieved = done / took_s;
         let each = |share: f64| format!("{:.1}", share / 100.0 * elapsed_us / done);
         let is_short = achieved < DONE * rate as f64 && effort != Effort::Once;
-        Reading {
+        Ok(Reading {
             watched: felt.micros(0.99),
             cells: vec![
-                whole(felt.micros(0.5)),
-                whole(achieved),
-                whole(client),
-                whole(server),
-                each(client),
-                each(server),
+                ("others' p50", whole(felt.micros(0.5))),
+                ("done a second", whole(achieved)),
+                ("client, % of a core", whole(client)),
+                ("server, %", whole(server)),
+                ("us of client a pair", each(client)),
+                ("us of server a pair", each(server)),
             ],
-            bytes: 0.0,
             failure: felt.failure.take().or_else(|| is_short.then(|| format!("only {achieved:.0} a second are done"))),
-        }
+            ..Reading::default()
+        })
     });
 }

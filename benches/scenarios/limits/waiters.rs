@@ -2,31 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Error, RedisManager, RwLockManager, Topology, WriteGuard};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, RedisManager, RwLockManager, WriteGuard};
 use tokio::task::JoinSet;
 
-use super::climb::{Quantity, Reading};
-use super::crowd::{Crowd, LONG_MS};
-use super::probe::{Arrivals, Meter, Prober, kib_each, micros, whole};
-use super::{Loader, obey};
-use crate::setup::{Effort, connect, start_node};
+use super::climb::{Reading, climb};
+use super::crowd::Members;
+use super::probe::{Site, whole};
+use crate::setup::child::obey;
+use crate::setup::{Effort, connect, micros, runtime};
 
-const TASKS: Quantity = Quantity {
-    name: "waiting tasks",
-    watched: "us for each turn",
-    columns: &[
-        "others' p99 while they wait",
-        "others' p99 during the turns",
-        "client while they wait, % of a core",
-        "client, KiB each",
-    ],
-};
-const QUEUE: Quantity = Quantity {
-    name: "waiting managers",
-    watched: "p99 of a hand-over, us",
-    columns: &["p50", "others' p99", "inspect, us", "longest script, ms", "came a second", "server, KiB each"],
-};
 /// Name of the lock.
 const LOCK: &str = "crowd";
 /// Hand-overs that are measured in each step.
@@ -34,8 +18,8 @@ const TURNS: usize = 1_000;
 
 /// The other process. `come N` lets N tasks wait for the lock, `go` releases it and waits until each task has had it.
 pub(super) fn wait(url: &str) {
-    let runtime = Runtime::new().expect("a runtime");
-    let builder = || RedisManager::builder(Topology::node(url));
+    let runtime = runtime();
+    let builder = || RedisManager::builder(url);
     let holder = runtime.block_on(connect(builder()));
     let here = runtime.block_on(connect(builder().max_waiters(usize::MAX)));
     let (mut held, mut tasks) = (None, JoinSet::new());
@@ -73,7 +57,7 @@ async fn go(held: WriteGuard, tasks: &mut JoinSet<Result<(), Error>>) -> Result<
     while let Some(turn) = tasks.join_next().await {
         turn.expect("no panic")?;
     }
-    Ok(vec![began.elapsed().as_secs_f64() * 1e6])
+    Ok(vec![micros(began.elapsed())])
 }
 
 /// Lets so many tasks of another process wait, and then have the lock one after the other.
@@ -84,84 +68,37 @@ fn climb_tasks(effort: Effort) {
         &[10, 20],
     );
     let span = Duration::from_secs(effort.of(3, 2, 1));
-    let node = start_node();
-    let prober = Prober::connect(Topology::node(node.url()));
-    let mut crowd = Loader::start("waiters", &node.url());
-    let mut meter = Meter::start(&node, crowd.pid());
-    let [start, _] = meter.bytes();
-    TASKS.climb(loads, |count| {
-        if let Err(failure) = crowd.order::<0>(&format!("come {count}")) {
-            return Reading::of_failure(failure);
-        }
+    let Site { prober, loader: mut crowd, mut meter, .. } = Site::start("waiters");
+    climb(["waiting tasks", "us for each turn"], loads, |count| {
+        crowd.order::<0>(format!("come {count}"))?;
         meter.reset();
         let mut waiting = prober.probe_for(span);
-        let ([client, _], [bytes, _]) = (meter.shares(), meter.bytes());
+        let ([client, _], bytes) = (meter.shares(), meter.bytes());
         let (turns, mut meanwhile) = prober.probe_during(|| crowd.order("go"));
-        let took_us = match turns {
-            Ok([took_us]) => took_us,
-            Err(failure) => return Reading::of_failure(failure),
-        };
-        Reading {
+        let [took_us] = turns?;
+        let [client_kib, _] = meter.kib_each(bytes, count);
+        Ok(Reading {
             watched: took_us / count as f64,
             cells: vec![
-                whole(waiting.micros(0.99)),
-                whole(meanwhile.micros(0.99)),
-                format!("{client:.1}"),
-                kib_each(bytes, start, count),
+                ("others' p99 while they wait", whole(waiting.micros(0.99))),
+                ("others' p99 during the turns", whole(meanwhile.micros(0.99))),
+                ("client while they wait, % of a core", format!("{client:.1}")),
+                ("client, KiB each", client_kib),
             ],
-            bytes,
+            bytes: bytes[0],
             failure: waiting.failure.take().or(meanwhile.failure.take()),
-        }
+        })
     });
 }
 
 /// Lets so many managers wait in the server's queue, and hands the lock from one to the next. The managers do not exist.
 fn climb_queue(effort: Effort) {
     let loads = effort.of(&[4_000, 16_000, 64_000, 256_000, 500_000, 1_000_000][..], &[4_000, 64_000], &[20, 40]);
-    let (turns, looks) = effort.of((TURNS, 20), (TURNS, 20), (5, 2));
-    let node = start_node();
-    let prober = Prober::connect(Topology::node(node.url()));
-    let mut crowd = Crowd::connect(&node);
-    let mut meter = Meter::start(&node, std::process::id());
-    let [_, start] = meter.bytes();
-    // The first has the lock, and those before it have left.
-    let (mut first, mut last, mut arrivals) = (0, 0, Arrivals::default());
-    QUEUE.climb(loads, |count| {
-        let (began, came) = (Instant::now(), (first + count + 1).saturating_sub(last));
-        crowd.acquire((last, last + came), |_| LOCK.to_owned(), "w", LONG_MS);
-        last += came;
-        let rate = arrivals.note(came, began);
-        let [_, bytes] = meter.bytes();
-        meter.reset();
-        let ((mut hand_overs, mut inspections), mut felt) = prober.probe_during(|| {
-            let hand_overs: Vec<Duration> =
-                (first..first + turns).map(|member| timed(|| crowd.leave(LOCK, member))).collect();
-            (hand_overs, prober.inspections(LOCK, looks))
-        });
-        first += turns;
-        Reading {
-            watched: micros(&mut hand_overs, 0.99),
-            cells: vec![
-                whole(micros(&mut hand_overs, 0.5)),
-                whole(felt.micros(0.99)),
-                whole(micros(&mut inspections, 0.5)),
-                meter.longest(),
-                rate,
-                kib_each(bytes, start, count),
-            ],
-            bytes,
-            failure: felt.failure.take(),
-        }
-    });
+    let turns = effort.of((TURNS, 20), (TURNS, 20), (5, 2));
+    Members::Writers.climb(["waiting managers", "p99 of a hand-over, us"], loads, turns);
 }
 
-fn timed(act: impl FnOnce()) -> Duration {
-    let began = Instant::now();
-    act();
-    began.elapsed()
-}
-
-pub(super) fn run(effort: Effort) {
+pub(crate) fn run(effort: Effort) {
     climb_tasks(effort);
     climb_queue(effort);
 }

@@ -7,8 +7,7 @@ use std::time::Instant;
 use cluster_testenv::Node;
 use tokio::task::JoinSet;
 
-use super::micros;
-use crate::setup::{Bare, Messages, foreign_id};
+use crate::setup::{Bare, Messages, foreign_id, micros};
 
 const KEY: &str = "rwlock:{bare}:lock";
 const CALL: &str = "rwlock:{bare}:lock:call";
@@ -18,7 +17,7 @@ const WAKE: &str = "rwlock:{bare}:lock:wake:0123456789abcdef0123456789abcdef";
 type Client = (Bare, Messages);
 
 async fn client(node: &Node, channel: &str) -> Client {
-    (Bare::connect(node).await, Messages::subscribe(node, channel).await)
+    (Bare::connect(node).await, Messages::subscribe(&node.url(), channel).await)
 }
 
 pub(crate) struct Recalls {
@@ -51,7 +50,7 @@ impl Recalls {
         let began = Instant::now();
         scripts.wait(KEY, &id).await;
         messages.next().await;
-        let took = micros(began);
+        let took = micros(began.elapsed());
         self.readers = leaving.join_all().await;
         scripts.leave(KEY, &id).await;
         took

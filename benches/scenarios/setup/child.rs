@@ -1,8 +1,13 @@
 //! Worker process, which carries out orders line by line.
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
+use std::fmt::Display;
+use std::io::{BufRead, BufReader, Write, stdin};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use redis_rwlock::Error;
+
+const FAILED: &str = "failed: ";
 
 pub(crate) struct Worker {
     process: Child,
@@ -24,18 +29,21 @@ impl Worker {
     }
 
     /// Gives an order, and waits for the answer to it.
-    pub(crate) fn order(&mut self, order: &str) -> String {
+    pub(crate) fn ask(&mut self, order: impl Display) -> String {
         writeln!(self.orders, "{order}").expect("it listens");
         let mut line = String::new();
         self.answers.read_line(&mut line).expect("it answers");
         line
     }
 
-    /// Gives a number as an order, and returns the numbers of the answer.
-    pub(crate) fn order_numbers<const N: usize>(&mut self, order: usize) -> [f64; N] {
-        let answer = self.order(&order.to_string());
+    /// Gives an order to a child that obeys. Returns the numbers of the answer, or the text of a failure.
+    pub(crate) fn order<const N: usize>(&mut self, order: impl Display) -> Result<[f64; N], String> {
+        let answer = self.ask(order);
+        if let Some(failure) = answer.strip_prefix(FAILED) {
+            return Err(failure.trim().to_owned());
+        }
         let numbers: Vec<f64> = answer.split_whitespace().map(|word| word.parse().expect("a number")).collect();
-        numbers.try_into().expect("as many numbers as are needed")
+        numbers.try_into().map_err(|numbers| format!("the process answered {numbers:?}"))
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -48,6 +56,19 @@ impl Drop for Worker {
         // What it holds goes with it: the server ends before any lease does.
         if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
             eprintln!("a worker could not be ended: {error}");
+        }
+    }
+}
+
+/// Obeys the orders on the standard input, and answers each with a line.
+pub(crate) fn obey(mut act: impl FnMut(&str) -> Result<Vec<f64>, Error>) {
+    for line in stdin().lines() {
+        match act(&line.expect("a line")) {
+            Ok(numbers) => {
+                let words: Vec<String> = numbers.iter().map(f64::to_string).collect();
+                println!("{}", words.join(" "));
+            }
+            Err(error) => println!("{FAILED}{}", error.to_string().replace('\n', " ")),
         }
     }
 }

@@ -14,8 +14,7 @@ pub(crate) fn processor_time() -> Duration {
 
 /// Returns the same without the threads of proxies, which stand for the network.
 pub(crate) fn client_time() -> Duration {
-    let proxies = threads("self").filter(|thread| name(thread).is_some_and(|name| name.starts_with("proxy ")));
-    processor_time().saturating_sub(proxies.filter_map(|thread| ran(&thread)).sum())
+    processor_time().saturating_sub(own_threads("proxy ").filter_map(|thread| ran(&thread)).sum())
 }
 
 /// Returns the processor time of the live threads of a process.
@@ -45,8 +44,7 @@ pub(crate) fn resident_bytes_of(pid: u32) -> u64 {
 
 /// Returns how often threads of this process whose names begin so have been woken.
 pub(crate) fn wake_ups(prefix: &str) -> u64 {
-    let threads = threads("self").filter(|thread| name(thread).is_some_and(|name| name.starts_with(prefix)));
-    threads.filter_map(|thread| sleeps(&thread)).sum()
+    own_threads(prefix).filter_map(|thread| sleeps(&thread)).sum()
 }
 
 /// Returns how often the main thread of a process has been woken.
@@ -60,8 +58,11 @@ fn threads(pid: &str) -> impl Iterator<Item = PathBuf> {
     tasks.filter_map(|task| Some(task.ok()?.path()))
 }
 
-fn name(thread: &Path) -> Option<String> {
-    fs::read_to_string(thread.join("comm")).ok()
+/// Threads of this process whose names begin so.
+fn own_threads(prefix: &str) -> impl Iterator<Item = PathBuf> {
+    let is_meant =
+        move |thread: &PathBuf| fs::read_to_string(thread.join("comm")).is_ok_and(|name| name.starts_with(prefix));
+    threads("self").filter(is_meant)
 }
 
 fn ran(thread: &Path) -> Option<Duration> {

@@ -1,8 +1,10 @@
 //! Scripts on a bare connection.
 
+use deadpool_redis::{Config, Pool, Runtime};
 use futures_util::future::BoxFuture;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
+use redis::{Cmd, Pipeline, RedisFuture, Value};
 
 use super::{Held, Mode, Peer};
 use crate::setup::{Bare, bare_connection, foreign_id};
@@ -36,36 +38,45 @@ pub(super) async fn connect_to_cluster(urls: &[String]) -> Box<dyn Peer> {
     Box::new(Floor { bare: Bare::new(connection, &mut loaders).await, pair: Pair::Ours })
 }
 
+pub(super) async fn connect_by_pool(url: &str) -> Box<dyn Peer> {
+    let pool = Config::from_url(url).create_pool(Some(Runtime::Tokio1)).expect("a pool");
+    let bare = Bare::new(Pooled(pool), &mut [bare_connection(url).await]).await;
+    Box::new(Floor { bare, pair: Pair::Ours })
+}
+
+/// Pool that hands out a connection for each command.
+#[derive(Clone)]
+struct Pooled(Pool);
+
+impl ConnectionLike for Pooled {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move { self.0.get().await.expect("a connection").req_packed_command(command).await })
+    }
+
+    fn req_packed_commands<'a>(&'a mut self, _: &'a Pipeline, _: usize, _: usize) -> RedisFuture<'a, Vec<Value>> {
+        unreachable!("no pair of scripts is a pipeline")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Peer for Floor<C> {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         Box::pin(async move {
             let (mut bare, pair, name) = (self.bare.clone(), self.pair, name.to_owned());
             let id = foreign_id();
             match pair {
-                Pair::Ours => bare.acquire(&name, &id, if mode == Mode::Write { "w" } else { "r" }).await,
+                Pair::Ours => bare.acquire(&name, &id, mode.letter()).await,
                 Pair::LockShaped => bare.lock_shaped(&name, &id).await,
                 Pair::NoOp => bare.no_op(&name).await,
             }
-            Box::new(Hold { bare, pair, name, id }) as Box<dyn Held>
-        })
-    }
-}
-
-struct Hold<C> {
-    bare: Bare<C>,
-    pair: Pair,
-    name: String,
-    id: String,
-}
-
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Held for Hold<C> {
-    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            match self.pair {
-                Pair::Ours => self.bare.leave(&self.name, &self.id).await,
-                Pair::LockShaped => self.bare.lock_shaped(&self.name, "-").await,
-                Pair::NoOp => self.bare.no_op(&self.name).await,
-            }
+            Held::new(async move || match pair {
+                Pair::Ours => bare.leave(&name, &id).await,
+                Pair::LockShaped => bare.lock_shaped(&name, "-").await,
+                Pair::NoOp => bare.no_op(&name).await,
+            })
         })
     }
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distkit::DistkitRedisKey;
-use distkit::lock::{LockOptions, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use distkit::lock::{LockOptions, RwLock};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use redis::aio::ConnectionManager;
@@ -40,29 +40,19 @@ impl Distkit {
 }
 
 impl Peer for Distkit {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         Box::pin(async move {
             let lock = self.lock(name);
-            match mode {
-                Mode::Read => Box::new(lock.read().await.expect("granted")) as Box<dyn Held>,
-                Mode::Write => Box::new(lock.write().await.expect("granted")),
+            if mode == Mode::Read {
+                let guard = lock.read().await.expect("granted");
+                return Held::new(async move || {
+                    guard.release().await.expect("released");
+                });
             }
-        })
-    }
-}
-
-impl Held for RwLockReadGuard {
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            self.release().await.expect("released");
-        })
-    }
-}
-
-impl Held for RwLockWriteGuard {
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            self.release().await.expect("released");
+            let guard = lock.write().await.expect("granted");
+            Held::new(async move || {
+                guard.release().await.expect("released");
+            })
         })
     }
 }

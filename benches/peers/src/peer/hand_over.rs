@@ -8,12 +8,10 @@ use std::sync::{Arc, LazyLock};
 
 use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 use super::{Held, Mode, Peer};
-use crate::setup::{bare_connection, digest};
+use crate::setup::{Messages, bare_connection, load_script};
 
 const PUSH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1] .. ARGV[1], ARGV[1])";
 /// Commands of a release that lets the next waiter enter, with fields of the same length, and without any decision.
@@ -50,29 +48,16 @@ struct HandOver {
     digest: String,
     sets: String,
     /// Connection of this client alone, which waits for one turn at a time.
-    pushed: Arc<Mutex<TcpStream>>,
+    pushed: Arc<Mutex<Messages>>,
 }
 
 pub(super) async fn connect(url: &str, script: Script) -> Box<dyn Peer> {
     let mut connection = bare_connection(url).await;
     let text = if script == Script::Push { PUSH } else { RELEASE };
-    for text in [text, SETS] {
-        redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async::<()>(&mut connection).await.expect("a script loads");
-    }
+    let (digest, sets) = (load_script(&mut connection, text).await, load_script(&mut connection, SETS).await);
     let number = CLIENTS.fetch_add(1, Ordering::Relaxed);
-    let pushed = Arc::new(Mutex::new(subscribe(url, &format!("{KEY}{number}")).await));
-    let [digest, sets] = [text, SETS].map(digest);
+    let pushed = Arc::new(Mutex::new(Messages::subscribe(url, &format!("{KEY}{number}")).await));
     Box::new(HandOver { connection, number, script, digest, sets, pushed })
-}
-
-pub(super) async fn subscribe(url: &str, channel: &str) -> TcpStream {
-    let address = url.trim_start_matches("redis://").trim_end_matches('/');
-    let mut stream = TcpStream::connect(address).await.expect("a connection");
-    stream.set_nodelay(true).expect("a live socket");
-    stream.write_all(format!("SSUBSCRIBE {channel}\r\n").as_bytes()).await.expect("sent");
-    // The confirmation is one push, which fits into the buffer.
-    assert!(stream.read(&mut [0; 256]).await.expect("confirmed") > 0);
-    stream
 }
 
 impl HandOver {
@@ -87,6 +72,25 @@ impl HandOver {
         command.query_async::<redis::Value>(&mut self.connection).await.expect("published");
     }
 
+    async fn leave(&mut self, is_own: bool) {
+        if is_own {
+            return self.publish(NOBODY).await;
+        }
+        loop {
+            let next = TURNS.lock().waiting.pop_front();
+            // A client that leaves an empty queue publishes too. Otherwise it would enter again at no cost.
+            self.publish(next.unwrap_or(NOBODY)).await;
+            let mut turns = TURNS.lock();
+            if next.is_some() {
+                return;
+            }
+            if turns.waiting.is_empty() {
+                turns.taken = false;
+                return;
+            }
+        }
+    }
+
     async fn set(&mut self) {
         let mut command = redis::cmd("EVALSHA");
         command.arg(&self.sets).arg(1).arg(KEY);
@@ -95,7 +99,7 @@ impl HandOver {
 }
 
 impl Peer for HandOver {
-    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         Box::pin(async move {
             let mut own = self.clone();
             let waits = {
@@ -112,38 +116,10 @@ impl Peer for HandOver {
                 if self.script == Script::Release {
                     own.set().await;
                 }
-                let read = self.pushed.lock().await.read(&mut [0; 512]).await;
-                assert!(read.expect("a live socket") > 0);
+                self.pushed.lock().await.next().await;
             }
-            Box::new(Hold { own, is_own: Self::is_own(name) }) as Box<dyn Held>
-        })
-    }
-}
-
-struct Hold {
-    own: HandOver,
-    is_own: bool,
-}
-
-impl Held for Hold {
-    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            if self.is_own {
-                return self.own.publish(NOBODY).await;
-            }
-            loop {
-                let next = TURNS.lock().waiting.pop_front();
-                // A client that leaves an empty queue publishes too. Otherwise it would enter again at no cost.
-                self.own.publish(next.unwrap_or(NOBODY)).await;
-                let mut turns = TURNS.lock();
-                if next.is_some() {
-                    return;
-                }
-                if turns.waiting.is_empty() {
-                    turns.taken = false;
-                    return;
-                }
-            }
+            let is_own = Self::is_own(name);
+            Held::new(async move || own.leave(is_own).await)
         })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::RwLock;
 
 use super::{Held, Mode, Peer};
 
@@ -19,26 +19,16 @@ pub(super) fn connect() -> Box<dyn Peer> {
 }
 
 impl Peer for Local {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         let known = LOCKS.lock().get(name).map(Arc::clone);
         let lock = known.unwrap_or_else(|| Arc::clone(LOCKS.lock().entry(name.to_owned()).or_default()));
         Box::pin(async move {
-            match mode {
-                Mode::Read => Box::new(lock.read_owned().await) as Box<dyn Held>,
-                Mode::Write => Box::new(lock.write_owned().await),
+            if mode == Mode::Read {
+                let guard = lock.read_owned().await;
+                return Held::new(async move || drop(guard));
             }
+            let guard = lock.write_owned().await;
+            Held::new(async move || drop(guard))
         })
-    }
-}
-
-impl Held for OwnedRwLockReadGuard<()> {
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { drop(self) })
-    }
-}
-
-impl Held for OwnedRwLockWriteGuard<()> {
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { drop(self) })
     }
 }

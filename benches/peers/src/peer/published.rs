@@ -27,7 +27,7 @@ pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
 }
 
 impl Peer for Published {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         Box::pin(async move {
             let (lock, unlock) = match mode {
                 Mode::Read => (&self.scripts[0], &self.scripts[2]),
@@ -40,27 +40,14 @@ impl Peer for Published {
                 let mut ask = lock.key(name);
                 ask.arg(10_000).arg(1_000).arg(3_000).arg(now_ms);
                 if ask.invoke_async::<bool>(&mut connection).await.expect("an answer") {
-                    let unlock = unlock.clone();
-                    return Box::new(Hold { connection, unlock, name: name.to_owned(), now_ms }) as Box<dyn Held>;
+                    let (unlock, name) = (unlock.clone(), name.to_owned());
+                    return Held::new(async move || {
+                        let mut ask = unlock.key(&name);
+                        ask.arg(now_ms).invoke_async::<()>(&mut connection).await.expect("an answer");
+                    });
                 }
                 tokio::time::sleep(PAUSE).await;
             }
-        })
-    }
-}
-
-struct Hold {
-    connection: MultiplexedConnection,
-    unlock: Script,
-    name: String,
-    now_ms: u64,
-}
-
-impl Held for Hold {
-    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move {
-            let mut ask = self.unlock.key(&self.name);
-            ask.arg(self.now_ms).invoke_async::<()>(&mut self.connection).await.expect("an answer");
         })
     }
 }

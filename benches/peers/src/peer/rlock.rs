@@ -1,5 +1,5 @@
 use futures_util::future::BoxFuture;
-use rlock::async_lock::{RLock, RReadLockGuard, RWriteLockGuard};
+use rlock::async_lock::RLock;
 
 use super::{Held, Mode, Peer};
 
@@ -10,24 +10,14 @@ pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
 }
 
 impl Peer for Rlock {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         Box::pin(async move {
-            match mode {
-                Mode::Read => Box::new(self.0.acquire_read(name).await.expect("granted")) as Box<dyn Held>,
-                Mode::Write => Box::new(self.0.acquire_write(name).await.expect("granted")),
+            if mode == Mode::Read {
+                let mut guard = self.0.acquire_read(name).await.expect("granted");
+                return Held::new(async move || guard.release().await.expect("released"));
             }
+            let mut guard = self.0.acquire_write(name).await.expect("granted");
+            Held::new(async move || guard.release().await.expect("released"))
         })
-    }
-}
-
-impl Held for RReadLockGuard {
-    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { self.release().await.expect("released") })
-    }
-}
-
-impl Held for RWriteLockGuard {
-    fn leave(mut self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { self.release().await.expect("released") })
     }
 }

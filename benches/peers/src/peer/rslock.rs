@@ -1,5 +1,5 @@
 use futures_util::future::BoxFuture;
-use rslock::{LockGuard, LockManager};
+use rslock::LockManager;
 
 use super::{Held, LEASE, Mode, Peer};
 
@@ -10,16 +10,10 @@ pub(super) fn connect(url: &str) -> Box<dyn Peer> {
 }
 
 impl Peer for Rslock {
-    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Box<dyn Held>> {
+    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Held> {
         Box::pin(async move {
             let guard = self.0.acquire(name, LEASE).await.expect("granted");
-            Box::new(guard) as Box<dyn Held>
+            Held::new(async move || guard.release().await)
         })
-    }
-}
-
-impl Held for LockGuard {
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { self.release().await })
     }
 }

@@ -1,7 +1,8 @@
 //! All tasks want the same lock.
 
-use super::{About, Comparison, Figures, Setting, no_reads};
+use super::{About, Carried, Comparison, Setting};
 use crate::load::{ALL_WRITE, Load, Shape};
+use crate::measure::Turn;
 use crate::peer::{Kind, Role};
 use crate::table::Better;
 
@@ -85,33 +86,26 @@ fn compare<'a>(setting: &'a Setting, group: &str, crowd: Crowd, writes: usize) -
         Role::FairQueue => is_independent,
         Role::Floor | Role::ThreeLocks => false,
     };
-    let refusal = |kind| refusal(kind, crowd).or_else(|| no_reads(kind, &load));
-    let entrants = setting.entrants(is_asked, load.span(), refusal, {
-        let load = load.clone();
-        move |kind| holds(setting, kind, &load, crowd.processes)
-    });
-    setting.compare(&about, entrants)
+    let load = Carried { processes: crowd.processes, ..Carried::by_one_process(load, holds) };
+    setting.carried(&about, load, is_asked, |kind| refusal(kind, crowd))
 }
 
-fn refusal(kind: Kind, crowd: Crowd) -> Option<String> {
+fn refusal(kind: Kind, crowd: Crowd) -> Option<&'static str> {
     let clients = crowd.clients * crowd.processes;
-    let why = if clients > 1 && kind.role() == Role::LocalLock {
-        "it lives in one process"
+    if clients > 1 && kind.role() == Role::LocalLock {
+        Some("it lives in one process")
     } else if clients > 1 && kind == Kind::OursBlocking {
-        "each manager has a thread of its own: measured with one"
+        Some("each manager has a thread of its own: measured with one")
     } else if clients > MANY && matches!(kind, Kind::OursQuorum | Kind::Dsync | Kind::Redisson) {
-        "each client has several connections or threads: so many clients do not fit into a process"
+        Some("each client has several connections or threads: so many clients do not fit into a process")
     } else {
-        return None;
-    };
-    Some(why.to_owned())
+        None
+    }
 }
 
-fn holds(setting: &Setting, kind: Kind, load: &Load, processes: usize) -> Result<Figures, String> {
-    let turn = setting.turn(kind, load, processes)?;
+fn holds(turn: &Turn) -> Vec<f64> {
     let (least, most) = turn.served();
-    let figures = [turn.rate(), turn.quantile_us(0.5), turn.quantile_us(0.99), turn.client_us(), turn.server_us()];
     // No client is left out of the ratio. A client that was never served makes it as large as it can be.
     let served = [turn.commands(), turn.scripts(), least, most, most / least.max(1.0)];
-    Ok((figures.into_iter().chain(served).collect(), turn.versions))
+    [turn.pairs(), served.to_vec()].concat()
 }

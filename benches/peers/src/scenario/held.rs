@@ -29,10 +29,8 @@ pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
             "The others are one task with lock-shaped scripts and nothing around",
         ],
     };
-    // The other client runs twice. In between come the acquisitions and a part of a lease.
-    let lasts = 2 * Duration::from_millis(span_ms(setting)) + Duration::from_millis(LEASE_MS);
     // A peer with its locks in its own memory delays no other client, so it is not asked.
-    let entrants = setting.entrants(is_asked, lasts, refusal, |kind| beside_others(setting, kind));
+    let entrants = setting.entrants(is_asked, refusal, |kind| beside_others(setting, kind));
     vec![setting.compare(&about, entrants)]
 }
 

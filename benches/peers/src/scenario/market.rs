@@ -14,12 +14,11 @@ use goods::Goods;
 use steps::{Steps, Way};
 use tokio::task::JoinSet;
 
-use super::{About, Comparison, Entrant, Figures, Setting, runtime};
-use crate::measure::micros;
+use super::{About, Comparison, Entrant, Figures, Setting};
 use crate::peer::{Facts, Kind, Role};
 use crate::place::{Place, Servers};
 use crate::program::Program;
-use crate::setup::quantile;
+use crate::setup::{micros, quantile, runtime};
 use crate::table::Better;
 
 const COLUMNS: [&str; 6] = ["both in 60 s", "listed", "bought", "tries again", "purchase p50 us", "p99 us"];
@@ -43,7 +42,6 @@ fn mix(setting: &Setting, sellers: usize, buyers: usize) -> Comparison<'_> {
     let entrant = |way: Way| Entrant {
         name: way.to_string(),
         refusal: None,
-        lasts: Place::Node.starts_within() + setting.market,
         take: Box::new(move || turn(setting, way, (sellers, buyers))),
     };
     let why = "the market is one program of this language, on one node";
@@ -74,6 +72,7 @@ fn turn(setting: &Setting, way: Way, people: (usize, usize)) -> Result<Figures, 
 }
 
 /// Work that was done while the market was open.
+#[derive(Default)]
 struct Market {
     listed: usize,
     /// Time of each purchase, with all its tries.
@@ -94,62 +93,58 @@ fn open(node: &Node, way: Way, (sellers, buyers): (usize, usize), span: Duration
     runtime().block_on(async {
         let goods = Arc::new(Goods::lay_out(&node.url(), sellers, buyers).await);
         let until = Instant::now() + span;
-        let mut selling = JoinSet::new();
+        let mut people = JoinSet::new();
         for seller in 0..sellers {
-            let mut steps = Steps::connect(&node.url(), way).await;
-            let goods = Arc::clone(&goods);
-            selling.spawn(async move {
-                let (mut listed, mut again) = (0, 0);
+            let (mut steps, goods) = (Steps::connect(&node.url(), way).await, Arc::clone(&goods));
+            people.spawn(async move {
+                let mut market = Market::default();
                 while Instant::now() < until {
                     let item = goods.next_of(seller);
-                    again += steps.list(&item, seller).await;
+                    market.tries_again += steps.list(&item, seller).await;
                     goods.is_listed(item, seller);
-                    listed += 1;
+                    market.listed += 1;
                 }
-                (listed, again)
+                market
             });
         }
-        let mut buying = JoinSet::new();
         for buyer in 0..buyers {
-            let mut steps = Steps::connect(&node.url(), way).await;
-            let goods = Arc::clone(&goods);
-            buying.spawn(async move {
-                let (mut purchases, mut again) = (Vec::new(), 0);
+            let (mut steps, goods) = (Steps::connect(&node.url(), way).await, Arc::clone(&goods));
+            people.spawn(async move {
+                let mut market = Market::default();
                 while Instant::now() < until {
                     let Some((item, seller)) = goods.any_listed() else {
                         tokio::task::yield_now().await;
                         continue;
                     };
                     let asked = Instant::now();
-                    let (is_bought, tries) = steps.buy(&item, seller, buyer).await;
-                    again += tries;
+                    let (is_bought, again) = steps.buy(&item, seller, buyer).await;
+                    market.tries_again += again;
                     if is_bought {
-                        purchases.push(asked.elapsed());
+                        market.purchases.push(asked.elapsed());
                     }
                 }
-                (purchases, again)
+                market
             });
         }
-        let (sold, bought) = (selling.join_all().await, buying.join_all().await);
-        goods.check(&node.url()).await;
-        let tries_again = sold.iter().map(|(_, again)| again).chain(bought.iter().map(|(_, again)| again)).sum();
-        Market {
-            listed: sold.iter().map(|(listed, _)| listed).sum(),
-            purchases: bought.into_iter().flat_map(|(purchases, _)| purchases).collect(),
-            tries_again,
+        let mut all = Market::default();
+        for part in people.join_all().await {
+            all.listed += part.listed;
+            all.purchases.extend(part.purchases);
+            all.tries_again += part.tries_again;
         }
+        goods.check(&node.url()).await;
+        all
     })
 }
 
 impl std::fmt::Display for Way {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of = |kind: Kind| kind.name();
         match self {
             Self::Watch => write!(f, "WATCH"),
             Self::ArticleLock => write!(f, "the article's lock"),
-            Self::OneLock(kind) => write!(f, "{}, one lock", of(*kind)),
-            Self::LockPerItem(kind) => write!(f, "{}, a lock per item", of(*kind)),
-            Self::LockPerItemDropped(kind) => write!(f, "{}, a lock per item, guards dropped", of(*kind)),
+            Self::OneLock(kind) => write!(f, "{}, one lock", kind.name()),
+            Self::LockPerItem(kind) => write!(f, "{}, a lock per item", kind.name()),
+            Self::LockPerItemDropped(kind) => write!(f, "{}, a lock per item, guards dropped", kind.name()),
         }
     }
 }

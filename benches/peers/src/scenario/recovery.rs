@@ -9,15 +9,14 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis_rwlock::{Durability, RedisManager, Replicas, RwLockManager, Topology};
 
-use super::{About, Comparison, Figures, Setting, runtime};
+use super::{About, Comparison, Figures, Setting};
 use crate::peer::{Kind, Role};
+use crate::setup::runtime;
 use crate::table::Better;
 
 const NAME: &str = "recovery";
 /// Time limit of a request during the failover.
 const TRY: Duration = Duration::from_millis(200);
-/// Approximate length of a failover, with the start of its cluster.
-const LASTS: Duration = Duration::from_secs(10);
 /// Time after which a failover is over.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,7 +30,7 @@ pub(super) fn comparisons(setting: &Setting) -> Vec<Comparison<'_>> {
         notes: &["The new primary's first answer is the first write that a client without any lock has had from it"],
     };
     let is_asked = |kind: Kind| is_able(kind) || (kind.role() == Role::Lock && !kind.is_ours());
-    let entrants = setting.entrants(is_asked, LASTS, refusal, |kind| recover(setting, kind));
+    let entrants = setting.entrants(is_asked, refusal, |kind| recover(setting, kind));
     vec![setting.compare(&about, entrants)]
 }
 
@@ -50,18 +49,16 @@ enum Wants {
 }
 
 impl Wants {
-    async fn connect(kind: Kind, urls: Vec<String>) -> Option<Self> {
-        let builder = RedisManager::builder(Topology::cluster(urls.clone()));
-        let replicated = Durability::Replicated { replicas: Replicas::At(1), timeout: TRY };
-        Some(match kind {
-            Kind::OursOnCluster => Self::Manager(builder.connect().await.expect("a cluster")),
-            Kind::ClusterConnection => {
-                let client = ClusterClient::new(urls).expect("URLs");
-                Self::Connection(client.get_async_connection().await.expect("a cluster"))
-            }
-            Kind::OursReplicated => Self::Manager(builder.durability(replicated).connect().await.expect("a cluster")),
-            _ => return None,
-        })
+    async fn connect(kind: Kind, urls: Vec<String>) -> Self {
+        if kind == Kind::ClusterConnection {
+            let client = ClusterClient::new(urls).expect("URLs");
+            return Self::Connection(client.get_async_connection().await.expect("a cluster"));
+        }
+        let mut builder = RedisManager::builder(Topology::cluster(urls));
+        if kind == Kind::OursReplicated {
+            builder = builder.durability(Durability::Replicated { replicas: Replicas::At(1), timeout: TRY });
+        }
+        Self::Manager(builder.connect().await.expect("a cluster"))
     }
 
     /// Acquires and releases the lock. Returns true if both succeeded.
@@ -87,7 +84,7 @@ fn recover(setting: &Setting, kind: Kind) -> Result<Figures, String> {
     let primary = cluster.primary_of_slot(cluster.keyslot(NAME));
     let replicas: Vec<_> = cluster.replicas_of(primary).into_iter().map(Node::addr).collect();
     let runtime = runtime();
-    let mut wants = runtime.block_on(Wants::connect(kind, cluster.urls())).ok_or("it cannot")?;
+    let mut wants = runtime.block_on(Wants::connect(kind, cluster.urls()));
     assert!(runtime.block_on(wants.once()), "nothing is wrong yet");
     let (answers, answered) = mpsc::channel();
     let killed = Instant::now();

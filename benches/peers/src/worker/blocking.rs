@@ -9,9 +9,8 @@ use super::{GRACE, Latencies, mode, nanos};
 use crate::load::{Load, Shape};
 use crate::peer::Mode;
 
-pub(super) fn carry(manager: &RedisManager, load: &Load, is_warming_up: bool) -> Vec<Latencies> {
-    let shape = if is_warming_up { Shape::Own } else { load.shape };
-    let until = Instant::now() + if is_warming_up { load.warm() } else { load.span() };
+pub(super) fn carry(manager: &RedisManager, load: &Load) -> Vec<Latencies> {
+    let (shape, until) = (load.shape, Instant::now() + load.span());
     thread::scope(|scope| {
         let start = |task: usize| {
             let name = if shape == Shape::Own { format!("own {task}") } else { "hot".to_owned() };

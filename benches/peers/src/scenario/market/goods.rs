@@ -12,8 +12,8 @@ const FUNDS: i64 = 1 << 40;
 pub(super) const PRICE: i64 = 7;
 
 pub(super) struct Goods {
-    sellers: usize,
-    buyers: usize,
+    /// Names of sellers and buyers.
+    people: Vec<String>,
     next: AtomicU64,
     /// Offers from which a buyer chooses, as it would see them in a list.
     listed: Mutex<Vec<(String, usize)>>,
@@ -30,11 +30,11 @@ pub(super) fn buyer_name(buyer: usize) -> String {
 impl Goods {
     pub(super) async fn lay_out(url: &str, sellers: usize, buyers: usize) -> Self {
         let mut connection = bare_connection(url).await;
-        let people = (0..sellers).map(seller_name).chain((0..buyers).map(buyer_name));
-        for person in people {
+        let people: Vec<_> = (0..sellers).map(seller_name).chain((0..buyers).map(buyer_name)).collect();
+        for person in &people {
             connection.hset::<_, _, _, ()>(format!("users:{person}"), "funds", FUNDS).await.expect("written");
         }
-        Self { sellers, buyers, next: AtomicU64::new(0), listed: Mutex::default() }
+        Self { people, next: AtomicU64::new(0), listed: Mutex::default() }
     }
 
     /// Returns the name of a new item. Its seller creates the item when it lists the item.
@@ -58,12 +58,11 @@ impl Goods {
     pub(super) async fn check(&self, url: &str) {
         let mut connection = bare_connection(url).await;
         let (mut funds, mut items) = (0, connection.zcard::<_, u64>("market:").await.expect("an answer"));
-        let people: Vec<_> = (0..self.sellers).map(seller_name).chain((0..self.buyers).map(buyer_name)).collect();
-        for person in &people {
+        for person in &self.people {
             funds += connection.hget::<_, _, i64>(format!("users:{person}"), "funds").await.expect("an answer");
             items += connection.scard::<_, u64>(format!("inventory:{person}")).await.expect("an answer");
         }
-        let everybody = i64::try_from(people.len()).expect("few");
+        let everybody = i64::try_from(self.people.len()).expect("few");
         assert_eq!(funds, everybody * FUNDS, "money was lost or made");
         assert_eq!(items, self.next.load(Ordering::Relaxed), "an item was lost or is there twice");
     }

@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Pipeline, pipe};
 
 use super::goods::{PRICE, buyer_name, seller_name};
-use crate::peer::{Held, Kind, LEASE, Mode, Peer};
+use crate::peer::{Kind, LEASE, Mode, Peer};
 use crate::setup::bare_connection;
 
 /// Way to exclude other steps during a step.
@@ -48,110 +48,69 @@ impl Steps {
 
     /// Creates and lists an item. Returns the number of further tries.
     pub(super) async fn list(&mut self, item: &str, seller: usize) -> usize {
-        let inventory = format!("inventory:{}", seller_name(seller));
-        self.connection.sadd::<_, _, ()>(&inventory, item).await.expect("written");
-        let offer = format!("{item}.{}", seller_name(seller));
-        match self.way {
-            Way::Watch => self.list_watching(&inventory, item, &offer).await,
-            Way::ArticleLock => {
-                let (token, again) = self.take_article_lock().await;
-                self.list_alone(&inventory, item, &offer).await;
-                self.leave_article_lock(&token).await;
-                again
-            }
-            Way::OneLock(_) | Way::LockPerItem(_) | Way::LockPerItemDropped(_) => {
-                let held = self.enter(item).await;
-                self.list_alone(&inventory, item, &offer).await;
-                self.leave(held).await;
-                0
-            }
-        }
+        let offer = Offer::new(item, seller);
+        self.connection.sadd::<_, _, ()>(&offer.inventory, item).await.expect("written");
+        let (is_listed, again) = self.carry_out(item, &Step::List(&offer)).await;
+        assert!(is_listed, "nobody else has the item");
+        again
     }
 
     /// Buys an item. Returns true if that succeeded, and the number of further tries.
     pub(super) async fn buy(&mut self, item: &str, seller: usize, buyer: usize) -> (bool, usize) {
-        let deal = Deal::new(item, seller, buyer);
+        self.carry_out(item, &Step::Buy(&Offer::new(item, seller), &buyer_name(buyer))).await
+    }
+
+    async fn carry_out(&mut self, item: &str, step: &Step<'_>) -> (bool, usize) {
         match self.way {
-            Way::Watch => self.buy_watching(&deal).await,
+            Way::Watch => self.watching(step).await,
             Way::ArticleLock => {
                 let (token, again) = self.take_article_lock().await;
-                let bought = self.buy_alone(&deal).await;
+                let is_done = self.alone(step).await;
                 self.leave_article_lock(&token).await;
-                (bought, again)
+                (is_done, again)
             }
             Way::OneLock(_) | Way::LockPerItem(_) | Way::LockPerItemDropped(_) => {
-                let held = self.enter(item).await;
-                let bought = self.buy_alone(&deal).await;
-                self.leave(held).await;
-                (bought, 0)
+                let name = if matches!(self.way, Way::OneLock(_)) { "market" } else { item };
+                let held = self.peer.as_ref().expect("a peer").enter(Mode::Write, name).await;
+                let is_done = self.alone(step).await;
+                if matches!(self.way, Way::LockPerItemDropped(_)) {
+                    drop(held);
+                } else {
+                    held.leave().await;
+                }
+                (is_done, 0)
             }
         }
     }
 
-    async fn enter(&self, item: &str) -> Box<dyn Held> {
-        let name = if matches!(self.way, Way::OneLock(_)) { "market" } else { item };
-        self.peer.as_ref().expect("a peer").enter(Mode::Write, name).await
-    }
-
-    async fn leave(&self, held: Box<dyn Held>) {
-        if matches!(self.way, Way::LockPerItemDropped(_)) {
-            drop(held);
-        } else {
-            held.leave().await;
-        }
-    }
-
-    async fn list_alone(&mut self, inventory: &str, item: &str, offer: &str) {
-        assert!(self.connection.sismember::<_, _, bool>(inventory, item).await.expect("an answer"));
-        let mut moves = pipe();
-        moves.zadd("market:", offer, PRICE).ignore().srem(inventory, item).ignore();
-        moves.query_async::<()>(&mut self.connection).await.expect("carried out");
-    }
-
-    async fn list_watching(&mut self, inventory: &str, item: &str, offer: &str) -> usize {
-        for again in 0.. {
-            self.watch(&[inventory]).await;
-            assert!(self.connection.sismember::<_, _, bool>(inventory, item).await.expect("an answer"));
-            let mut moves = pipe();
-            moves.atomic().zadd("market:", offer, PRICE).ignore().srem(inventory, item).ignore();
-            if self.goes_through(&moves).await {
-                return again;
-            }
-        }
-        unreachable!("it is tried until it goes through")
-    }
-
-    async fn buy_alone(&mut self, deal: &Deal) -> bool {
-        if !self.can_buy(deal).await {
+    async fn alone(&mut self, step: &Step<'_>) -> bool {
+        if !step.can_begin(&mut self.connection).await {
             return false;
         }
         let mut moves = pipe();
-        deal.moves(&mut moves);
+        step.moves(&mut moves);
         moves.query_async::<()>(&mut self.connection).await.expect("carried out");
         true
     }
 
-    async fn buy_watching(&mut self, deal: &Deal) -> (bool, usize) {
+    async fn watching(&mut self, step: &Step<'_>) -> (bool, usize) {
         for again in 0.. {
-            self.watch(&["market:", &deal.buyer]).await;
-            if !self.can_buy(deal).await {
+            match step {
+                Step::List(offer) => self.watch(&[&offer.inventory]).await,
+                Step::Buy(_, buyer) => self.watch(&["market:", &format!("users:{buyer}")]).await,
+            }
+            if !step.can_begin(&mut self.connection).await {
                 redis::cmd("UNWATCH").query_async::<()>(&mut self.connection).await.expect("an answer");
                 return (false, again);
             }
             let mut moves = pipe();
             moves.atomic();
-            deal.moves(&mut moves);
+            step.moves(&mut moves);
             if self.goes_through(&moves).await {
                 return (true, again);
             }
         }
         unreachable!("it is tried until it goes through")
-    }
-
-    async fn can_buy(&mut self, deal: &Deal) -> bool {
-        let price: Option<f64> = self.connection.zscore("market:", &deal.offer).await.expect("an answer");
-        let funds: i64 = self.connection.hget(&deal.buyer, "funds").await.expect("an answer");
-        price.is_some() && funds >= PRICE
     }
 
     async fn watch(&mut self, keys: &[&str]) {
@@ -195,28 +154,52 @@ impl Steps {
     }
 }
 
-/// Item that goes from a seller to a buyer.
-struct Deal {
-    offer: String,
-    item: String,
+/// Item of a seller.
+struct Offer<'a> {
+    item: &'a str,
     seller: String,
-    buyer: String,
+    /// Items of the seller that are not listed.
     inventory: String,
+    /// Entry of the market.
+    entry: String,
 }
 
-impl Deal {
-    fn new(item: &str, seller: usize, buyer: usize) -> Self {
-        Self {
-            offer: format!("{item}.{}", seller_name(seller)),
-            item: item.to_owned(),
-            seller: format!("users:{}", seller_name(seller)),
-            buyer: format!("users:{}", buyer_name(buyer)),
-            inventory: format!("inventory:{}", buyer_name(buyer)),
+impl<'a> Offer<'a> {
+    fn new(item: &'a str, seller: usize) -> Self {
+        let seller = seller_name(seller);
+        Self { item, inventory: format!("inventory:{seller}"), entry: format!("{item}.{seller}"), seller }
+    }
+}
+
+/// Step that excludes others.
+enum Step<'a> {
+    List(&'a Offer<'a>),
+    /// Has the name of the buyer.
+    Buy(&'a Offer<'a>, &'a str),
+}
+
+impl Step<'_> {
+    async fn can_begin(&self, connection: &mut MultiplexedConnection) -> bool {
+        match self {
+            Self::List(offer) => connection.sismember(&offer.inventory, offer.item).await.expect("an answer"),
+            Self::Buy(offer, buyer) => {
+                let price: Option<f64> = connection.zscore("market:", &offer.entry).await.expect("an answer");
+                let funds: i64 = connection.hget(format!("users:{buyer}"), "funds").await.expect("an answer");
+                price.is_some() && funds >= PRICE
+            }
         }
     }
 
     fn moves(&self, moves: &mut Pipeline) {
-        moves.hincr(&self.seller, "funds", PRICE).ignore().hincr(&self.buyer, "funds", -PRICE).ignore();
-        moves.sadd(&self.inventory, &self.item).ignore().zrem("market:", &self.offer).ignore();
+        match self {
+            Self::List(Offer { item, inventory, entry, .. }) => {
+                moves.zadd("market:", entry, PRICE).ignore().srem(inventory, item).ignore();
+            }
+            Self::Buy(Offer { item, seller, entry, .. }, buyer) => {
+                moves.hincr(format!("users:{seller}"), "funds", PRICE).ignore();
+                moves.hincr(format!("users:{buyer}"), "funds", -PRICE).ignore();
+                moves.sadd(format!("inventory:{buyer}"), item).ignore().zrem("market:", entry).ignore();
+            }
+        }
     }
 }
