@@ -27,7 +27,7 @@ pub(crate) fn scheme(router: Arc<Router>, limits: TimestampClients) -> LuaScheme
 /// Builds the scheme with these scripts.
 pub(crate) fn scheme_of(scripts: &'static Scripts, router: Arc<Router>, limits: TimestampClients) -> LuaScheme {
     let limits = format!("{} {}", limits.read.as_millis(), limits.write.as_millis());
-    LuaScheme::of(scripts, router, ScriptQueue::InTheLock { limits })
+    LuaScheme::new(scripts, router, ScriptQueue::InTheLock { limits })
 }
 
 #[cfg(test)]

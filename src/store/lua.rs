@@ -87,7 +87,7 @@ impl fmt::Debug for LuaScheme {
 }
 
 impl LuaScheme {
-    pub(crate) fn of(scripts: &'static Scripts, router: Arc<Router>, queue: ScriptQueue) -> Self {
+    pub(crate) fn new(scripts: &'static Scripts, router: Arc<Router>, queue: ScriptQueue) -> Self {
         Self { scripts, router, queue }
     }
 

@@ -32,15 +32,10 @@ static SCRIPTS: Scripts = Scripts {
     key_parts: &[],
 };
 
-/// Scheme that shares its locks with clients of Redisson.
-pub(crate) type RedissonScheme = LuaScheme;
-
-impl RedissonScheme {
-    /// Creates the scheme of Redisson. `longest_lease` is the longest time for which a manager relies on an answer of the
-    /// server.
-    pub(crate) fn new(router: Arc<Router>, longest_lease: Duration) -> Self {
-        Self::of(&SCRIPTS, router, ScriptQueue::Nowhere { longest_lease })
-    }
+/// Creates the scheme that shares its locks with clients of Redisson. `longest_lease` is the longest time for which a
+/// manager relies on an answer of the server.
+pub(crate) fn scheme(router: Arc<Router>, longest_lease: Duration) -> LuaScheme {
+    LuaScheme::new(&SCRIPTS, router, ScriptQueue::Nowhere { longest_lease })
 }
 
 /// Returns the reason for which the format lacks an ability.

@@ -19,5 +19,5 @@ static SCRIPTS: Scripts = Scripts {
 };
 
 pub(crate) fn scheme(router: Arc<Router>) -> LuaScheme {
-    LuaScheme::of(&SCRIPTS, router, ScriptQueue::Beside)
+    LuaScheme::new(&SCRIPTS, router, ScriptQueue::Beside)
 }

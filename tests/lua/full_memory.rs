@@ -156,7 +156,7 @@ impl Lock {
 #[test]
 fn each_write_at_full_memory_does_what_the_documents_say() {
     let mut count = 0;
-    for server in Server::ALL {
+    for server in [Server::Redis70, Server::Redis82, Server::Valkey81, Server::Valkey91] {
         for form in [Form::Fast, Form::Portable] {
             for scheme in [Scheme::Hash, Scheme::TwoKey] {
                 count += run_all(form, scheme, server);

@@ -136,7 +136,7 @@ fn readme_is_short_and_its_code_is_whole() {
 
 #[test]
 fn every_example_is_named_in_a_document_and_run_by_a_test() {
-    let texts: String = documents().iter().map(|path| read(path)).collect();
+    let texts: String = documents().iter().map(read).collect();
     let mut tests = read(".ci/run");
     let mut folders = vec![root().join("tests")];
     while let Some(folder) = folders.pop() {

@@ -18,7 +18,7 @@ use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
 use crate::net::Router;
-use crate::store::redisson::{self, RedissonScheme};
+use crate::store::redisson;
 
 /// Manager of locks on one node, behind Sentinel, or on a cluster, in the format of Redisson's `RReadWriteLock`. Services
 /// in Java, with Redisson 3.24.1 or later, and services with this manager exclude each other on the same lock. The name of
@@ -113,7 +113,7 @@ impl FromDeployment for RedissonManager {
         let options = redisson::adapt(&topology, options)?;
         let background_runtime = options.background_runtime(Clock::System);
         let router = Router::new(&topology, &options, &background_runtime)?;
-        let scheme = RedissonScheme::new(Arc::new(router), options.longest_lease);
+        let scheme = redisson::scheme(Arc::new(router), options.longest_lease);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }

@@ -47,7 +47,7 @@ impl Quorum {
         {
             for MasterReleaseAnswer { of, was_held, attempt } in told {
                 let (ballot, summary) = &mut counts[of];
-                drop(summary.note(attempt));
+                let _ = summary.note(attempt);
                 ballot.cast(place, was_held.map_or(Vote::Silent, |was_held| self.released_vote(was_held)));
             }
         }

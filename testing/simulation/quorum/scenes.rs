@@ -176,7 +176,7 @@ async fn is_relied_on_too_long(answers_after: Duration, mutant: Option<Mutant>) 
     let world = World::new(1, OF_ONE_SECOND, mutant);
     let [first, next] = [0, 1].map(|process| manager(&world, process));
     for process in [&first, &next] {
-        use_once(&process, "connects").await;
+        use_once(process, "connects").await;
     }
     for place in 0..3 {
         world.answers_after(place, answers_after);

@@ -257,7 +257,7 @@ async fn of_many_at_once_only_so_many_go_out_one_by_one() {
     let before = stage.scheme.scripts();
     drop(held);
     assert_eq!(stage.scheme.scripts() - before, MAX_INLINE);
-    words.into_iter().for_each(|word| send(word));
+    words.into_iter().for_each(send);
     stage.engine.settled().await;
     assert_eq!(stage.scheme.scripts() - before, names.len(), "each is told once");
     // There is room again.
