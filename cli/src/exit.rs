@@ -57,9 +57,9 @@ impl Code {
         Self::new(u8::try_from(code).unwrap_or(u8::MAX))
     }
 
-    pub(crate) fn of_signal(signal: Signal) -> Self {
-        let number = u8::try_from(signal.as_raw()).unwrap_or(0);
-        Self { number: 128_u8.saturating_add(number), is_interrupted: signal == Signal::INT }
+    pub(crate) fn of_signal(signal: i32) -> Self {
+        let number = u8::try_from(signal).unwrap_or(0);
+        Self { number: 128_u8.saturating_add(number), is_interrupted: signal == Signal::INT.as_raw() }
     }
 
     pub(crate) fn number(self) -> u8 {

@@ -159,7 +159,7 @@ pub(crate) async fn run(options: &RunOptions, settings: &Settings, output: Outpu
     }
     match done {
         Ok(Done::Ran(code)) => Ok(code),
-        Ok(Done::Interrupted(signal)) => Ok(Code::of_signal(signal)),
+        Ok(Done::Interrupted(signal)) => Ok(Code::of_signal(signal.as_raw())),
         Err(failure) if is_busy && options.quiet => Ok(failure.code),
         Err(failure) => Err(failure),
     }
@@ -446,6 +446,6 @@ fn code_of(status: ExitStatus) -> Code {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
         (Some(code), _) => Code::of_command(code),
-        (None, signal) => signal.and_then(Signal::from_named_raw).map_or(Code::SYSTEM, Code::of_signal),
+        (None, signal) => signal.map_or(Code::SYSTEM, Code::of_signal),
     }
 }

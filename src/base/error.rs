@@ -258,7 +258,7 @@ impl fmt::Display for Error {
 }
 
 /// End of the message of a wait whose place in the queue may still be there.
-const UNCONFIRMED: &str = "; the server did not confirm within two response timeouts that the place in the queue is gone, so it may still \
+const UNCONFIRMED: &str = "; the server has not confirmed that the place in the queue is gone, so it may still \
      grant the lock to this caller, for one lease at most";
 
 fn fmt_unreachable_node(f: &mut fmt::Formatter<'_>, node: Option<&str>, source: Cause<'_>) -> fmt::Result {

@@ -263,7 +263,8 @@ impl<G: Guard> Acquire<G> {
     }
 
     /// Asks the server once. Returns `None` if other owners hold the lock, or if other tasks of this process already
-    /// wait for it. Returns within two response timeouts.
+    /// wait for it. Returns within two response timeouts. If a request of it got no answer, and the server answers again,
+    /// it also waits until the server can execute no copy of this request.
     ///
     /// # Errors
     ///

@@ -631,7 +631,7 @@ impl HoldRecord {
         }
         self.shares.replace(share_id.slot, share);
         // A renewal since the hand-off may have covered only the unclaimed share, which ends earlier.
-        if self.needs_renewal() {
+        if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.plan_renewal(now);
         }
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })

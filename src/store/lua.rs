@@ -59,7 +59,8 @@ impl Scripts {
 
 static RIGHTS: Script = Script::new(scripts::RIGHTS);
 
-/// Place in which a scheme records the waiters of a lock.
+/// Place in which a scheme records the waiters of a lock. `Nowhere` is the format of Redisson, which has its own keys and
+/// arguments too.
 pub(crate) enum ScriptQueue {
     /// The record of the lock has the queue. A script that frees the lock grants it to waiters and notifies them.
     /// `limits` is the text that tells a script how long foreign timestamps count: the milliseconds for readers, a
@@ -68,7 +69,7 @@ pub(crate) enum ScriptQueue {
     /// The readers' key has the queue. A script that frees the lock grants nothing to a waiter. It only notifies the
     /// next waiter, which then asks again.
     Beside,
-    /// The format of Redisson has no queue. A waiter subscribes to the channel of the lock, and asks again when a message
+    /// There is no queue. A waiter subscribes to the channel of the lock, and asks again when a message
     /// comes. `longest_lease` is the longest time for which a manager relies on an answer of the server.
     Nowhere { longest_lease: Duration },
 }
@@ -477,6 +478,7 @@ impl Scheme for LuaScheme {
         Box::pin(async move {
             let mut names = BTreeSet::new();
             if self.is_of_redisson() {
+                // By the keys of their tokens, because a lock's own key shows nothing of its kind.
                 let mut found = |key: &str| names.extend(names::lock_of_tokens(key));
                 self.router.scan(&names::pattern_of_tokens(), &mut found).await?;
             } else {

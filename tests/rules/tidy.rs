@@ -48,6 +48,16 @@ fn included(text: &str) -> Vec<&str> {
 }
 
 #[test]
+fn no_client_type_is_in_a_public_signature() {
+    for (source, text) in files("src", "rs") {
+        for line in text.lines().filter(|line| line.trim_start().starts_with("pub ")) {
+            let foreign = ["redis::", "deadpool"].iter().any(|word| line.contains(word));
+            assert!(!foreign, "{source}: {line}");
+        }
+    }
+}
+
+#[test]
 fn each_script_is_embedded_once() {
     let embedding = text("lua/scripts.rs");
     for (script, _) in files("lua", "lua") {

@@ -35,6 +35,26 @@ fn delay_makes_each_round_trip_longer_and_keeps_pipelines_whole() {
 }
 
 #[test]
+fn black_hole_swallows_silently_and_new_connections_work_when_it_is_healed() {
+    const SILENCE: Duration = Duration::from_millis(100);
+    let node = proxied();
+    let impatient = || Client::connect_within(node.proxy().addr(), SILENCE).unwrap();
+    let mut old = impatient();
+    node.proxy().black_hole();
+    let mut new = impatient();
+    let silent = |client: &mut Client| {
+        client.send(&["INCR", "a"]).unwrap();
+        assert!(client.receive().is_err());
+    };
+    silent(&mut old);
+    silent(&mut new);
+    node.proxy().heal();
+    silent(&mut old);
+    silent(&mut new);
+    assert_eq!(client(&node).command(&["INCR", "a"]).unwrap(), Reply::Int(1), "none of the others arrived");
+}
+
+#[test]
 fn cancelled_fault_does_not_happen() {
     let node = proxied();
     node.proxy().cut_after_apply("a").cancel();

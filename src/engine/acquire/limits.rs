@@ -33,7 +33,7 @@ pub(super) struct GivesUp {
     pub(super) at: Moment,
     /// Present if the server did not answer the requests of this side of the lock then.
     pub(super) outage: Option<SideOutage>,
-    /// Latest moment at which the caller gets its error.
+    /// Latest moment until which the caller waits for the first answer to its withdrawal. An answer may extend the wait.
     pub(super) answer_by: Moment,
 }
 
@@ -199,7 +199,7 @@ async fn silence_of(engine: &Engine, key: &Key, listening: &FirstAnswer, began: 
     }
 }
 
-/// Returns the longest time that a caller which gives up waits until its request is withdrawn.
+/// Returns the longest time for which a caller that gives up waits for an answer to its withdrawal.
 pub(super) fn withdrawal_span(engine: &Engine) -> Duration {
     engine.options().response_timeout * 2
 }

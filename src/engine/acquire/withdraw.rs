@@ -184,7 +184,12 @@ impl Withdrawing<'_> {
                     }
                     None => self.release = None,
                 },
-                Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => backoff.wait().await,
+                // A request may fail at once, so the limit is looked at in the pause too.
+                Err(Failure::Unknown { .. } | Failure::NotDone { .. }) => tokio::select! {
+                    biased;
+                    () = at(engine, answer_by) => return Withdrawn::Perhaps,
+                    () = backoff.wait() => {}
+                },
                 // The server would refuse a repeat, too.
                 Err(Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. }) => {
                     return Withdrawn::Perhaps;

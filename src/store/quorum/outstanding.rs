@@ -74,7 +74,7 @@ struct PerMaster {
     may_hold: bool,
     /// Moment of the last answer that granted the hold.
     held_at: Option<Moment>,
-    /// Token of the hold at this master, as the last answer told it.
+    /// Token of the hold at this master, as the last readable answer told it.
     token: Option<FencingToken>,
     releases_in_flight: u32,
     /// True if the master granted the hold while a release was in flight. The release may have come before the grant.
@@ -451,7 +451,7 @@ impl RequestInFlight {
         outstanding.change(id, |acquisition, now| {
             let at = &mut acquisition.per_master[*master];
             if let Some(AtMaster::Held(token)) = shown {
-                (at.held_at, at.token) = (Some(now), token);
+                (at.held_at, at.token) = (Some(now), token.or(at.token));
             }
             note(&mut at.in_doubt_requests);
             let has = shown.map(|shown| matches!(shown, AtMaster::Held(_)));

@@ -9,7 +9,8 @@
 //! An operator may end a hold by force at a single master that has it. The hold is then over: the renewal that learns
 //! of the force reports the loss, and no master is repaired any more. A master may also remember the force of an earlier
 //! hold, with a higher token than the majority's if its clock is ahead. So a force counts only if the token that this
-//! master gave to the hold is not above it. A repair may already be on its way to a master. The master refuses it, because
+//! master gave to the hold is not above it. If a majority has lost the hold before the master of the force answers, the
+//! loss does not name the force. A repair may already be on its way to a master. The master refuses it, because
 //! it remembers the force even if it had no hold to end.
 
 use std::future::ready;

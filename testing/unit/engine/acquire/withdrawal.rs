@@ -66,6 +66,17 @@ async fn withdrawal_without_an_answer_is_told_after_two_response_timeouts_and_go
 }
 
 #[tokio::test(start_paused = true)]
+async fn withdrawal_that_fails_at_once_again_and_again_ends_at_its_limit() {
+    let (stage, holder) = behind_a_holder().await;
+    (0..200).for_each(|_| stage.scheme.next_leave(Fate::NotDone));
+    let began = Instant::now();
+    assert!(!confirmed(stage.waits_with(Write, LIMITED).await));
+    let took = began.elapsed();
+    assert!(took >= latest_end(&stage) && took < latest_end(&stage) + MS * 5, "{took:?}");
+    drop(holder);
+}
+
+#[tokio::test(start_paused = true)]
 async fn withdrawal_whose_answers_are_lost_is_repeated() {
     let (stage, _holder) = behind_a_holder().await;
     for fate in [Fate::Cut, Fate::NotDone, Fate::Unheard] {
