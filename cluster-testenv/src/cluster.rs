@@ -31,7 +31,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or the reason why the cluster did not start.
+    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or the reason why the cluster did not start.
     pub fn start(server: Server) -> Result<Self> {
         Self::builder(server).start()
     }
@@ -120,7 +120,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInTime`], which says what is wrong.
+    /// [`Error::NotInTime`](crate::Error::NotInTime), which says what is wrong.
     pub fn wait_ok(&self) -> Result<()> {
         wait_until_well("a healthy cluster", OK_BOUND, || Topology::ask(&self.nodes).complaint())
     }
@@ -272,7 +272,7 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::NotInstalled`], or the reason why the cluster did not start.
+    /// [`Error::NotInstalled`](crate::Error::NotInstalled), or the reason why the cluster did not start.
     pub fn start(self) -> Result<Cluster> {
         let timeout_ms = self.node_timeout.as_millis().to_string();
         let node = self.node.arg(NODE_TIMEOUT, timeout_ms.as_str());
