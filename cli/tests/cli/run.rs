@@ -192,14 +192,15 @@ fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
     let (name, folder) = (new_name(), Folder::new());
     let manager = connect();
     let guard = manager.write(&name).wait().expect("granted");
-    let waits = Running::start(run(&name, "true"));
+    let waits = Running::start(with_default_signals(&run(&name, "true")));
     until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
     waits.signal(Signal::INT);
     let said = waits.said();
     assert!(said.code.is_none() && said.err.is_empty(), "it has no exit code: {said:?}");
     assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
     guard.release().expect("ours to the end");
-    let runs = Running::start(in_folder(run(&name, "echo there >started; exec sleep 100"), &folder));
+    let runs =
+        Running::start(in_folder(with_default_signals(&run(&name, "echo there >started; exec sleep 100")), &folder));
     folder.line("started");
     runs.signal(Signal::INT);
     assert_eq!(runs.said().code, None, "the command was ended by SIGINT");
