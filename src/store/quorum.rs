@@ -298,7 +298,9 @@ impl Scheme for Quorum {
                 "nobody renews a rest that one of several masters has lost in a restart, so a majority could forget it: \
                  use a manager of one server, of a cluster or of Sentinels"
             }
-            Ability::Waiters => "the masters of a quorum have no waiters, so nobody can see who waits for whom",
+            Ability::Waiters => {
+                "the masters of a quorum have no waiters, so a manager cannot see which process waits for which"
+            }
             Ability::Tickets => {
                 "nobody renews a detached hold that one of several masters has lost in a restart, so a majority could \
                  forget it: use a manager of one server, of a cluster or of Sentinels"

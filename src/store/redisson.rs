@@ -45,7 +45,7 @@ pub(super) fn reason_to_lack(ability: Ability) -> &'static str {
             "the format of Redisson has no place for a lock that is taken without a holder: use `RedisManager`"
         }
         Ability::Waiters => {
-            "the format of Redisson records no waiters, so nobody can see who waits for whom: use `RedisManager`"
+            "the format of Redisson records no waiters, so a manager cannot see which process waits for which: use `RedisManager`"
         }
         Ability::Tickets => {
             "a client of Redisson could not tell a detached hold from one that its holder renews: use `RedisManager`"

@@ -225,7 +225,7 @@ async fn nobody_waits_for_a_wait_of_others(f: &Field) -> Outcome {
     let waiting = tokio::spawn(manager.write(&asked).into_future());
     waits_for_the_replica(f, &asked).await;
     guard.release().await?;
-    assert!(manager.try_write(&taken).await?.is_none(), "that others hold it is told at once");
+    assert!(manager.try_write(&taken).await?.is_none(), "a try at a lock that others hold is refused at once");
     manager.inspect(&held).await?;
     assert!(f.pair.waiting() >= 1 && !waiting.is_finished(), "the replica was waited for all the while");
     f.pair.replica.resume();

@@ -315,7 +315,7 @@ impl Fixture {
         self.scene_of(|_| settings.clone()).await
     }
 
-    /// As [`Fixture::scene`], with the settings of the n-th manager.
+    /// Builds a scene as [`Fixture::scene`] does, with the settings of the n-th manager.
     pub async fn scene_of<const N: usize>(&self, settings: impl Fn(usize) -> Settings) -> ([Manager; N], String) {
         let mut managers = Vec::new();
         for n in 0..N {

@@ -144,7 +144,9 @@ pub fn refused(facts: &Facts<'_>, findings: &mut Findings) {
         findings.add_unless(
             right,
             index,
-            format_args!("attempt {number} to convert guard {guard} is told of others, and nobody has said so"),
+            format_args!(
+                "attempt {number} to convert guard {guard} ended because of others, and no answer named others"
+            ),
         );
     }
 }

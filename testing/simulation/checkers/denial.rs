@@ -44,7 +44,7 @@ pub fn by_holders(facts: &Facts<'_>, findings: &mut Findings) {
         findings.add_unless(
             first || is_told(facts, (*number, attempt), ended),
             index,
-            format_args!("attempt {number} is told that others are inside, and nobody is known to be"),
+            format_args!("attempt {number} was refused because of others, and no holder is known"),
         );
     }
 }

@@ -55,7 +55,7 @@ fn of_request(
         |held: &Held| notifications.iter().any(|sent| sent.id == held.id && sent.deadline_ms <= held.deadline_ms);
     let known = |held: &Held| before.held.iter().any(|before| before.id == held.id) || told(held);
     let all_known = after.held.iter().all(|held| Some(held.id) == own || known(held));
-    findings.add_unless(all_known, at, format_args!("{before:?} became {after:?} and nobody is told"));
+    findings.add_unless(all_known, at, format_args!("{before:?} became {after:?} without a notification"));
     let was_told = notifications.iter().any(|notification| Some(notification.id) == own);
     let right = match (op, reply) {
         (Op::Renew { .. }, Reply::Lost { .. }) => was.is_none() && is.is_none(),

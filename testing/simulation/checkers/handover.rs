@@ -22,7 +22,11 @@ pub fn at_once(facts: &Facts<'_>, findings: &mut Findings) {
                     continue;
                 };
                 let taken = served_by(facts, request, now + AT_ONCE);
-                findings.add_unless(taken, at, format_args!("{id:?} is told that it has {lock}, and does not take it"));
+                findings.add_unless(
+                    taken,
+                    at,
+                    format_args!("{id:?} got a notification that it has {lock}, and does not take it"),
+                );
             }
             _ => {}
         }

@@ -21,7 +21,9 @@ pub fn answered(facts: &Facts<'_>, findings: &mut Findings) {
                 findings.add_unless(
                     told.is_none(),
                     at,
-                    format_args!("guard {guard} is valid, and its process was told at {told:?} us that it is lost"),
+                    format_args!(
+                        "guard {guard} is valid, and an answer at {told:?} us reported its loss to its process"
+                    ),
                 );
             }
             _ => {}
@@ -139,7 +141,7 @@ pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
                 findings.add_unless(
                     *forced == after.forced && remembers,
                     at,
-                    format_args!("{forced} is told of {after:?}"),
+                    format_args!("{forced} gets a report of {after:?}"),
                 );
             }
             What::Answered { request, reply } => {
@@ -177,7 +179,7 @@ pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
                 findings.add_unless(
                     right,
                     at,
-                    format_args!("guard {guard} of {id:?} ends as {reason:?}, and was told {told:?}"),
+                    format_args!("guard {guard} of {id:?} ends as {reason:?}, and the answer said {told:?}"),
                 );
             }
             _ => {}

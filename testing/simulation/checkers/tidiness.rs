@@ -38,7 +38,7 @@ pub fn everybody_served(facts: &Facts<'_>, findings: &mut Findings) {
             What::ClosedNow { process, told } => {
                 let Some((_, began)) = closing.remove(process) else { continue };
                 if !told && !was_silent(facts, *process, began, now) {
-                    findings.of("8 close").add(at, format!("process {process} is told that nobody answers"));
+                    findings.of("8 close").add(at, format!("process {process} gets the error that no server answers"));
                 }
                 let paused = facts.process(*process).paused_within(began, now);
                 findings.of("service").add_unless(

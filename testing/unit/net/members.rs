@@ -74,6 +74,6 @@ fn members_that_no_map_names_are_forgotten_but_for_some() {
     }
     assert!(members.len() <= MAX_UNLISTED + 3, "{}", members.len());
     assert!(members.has("node:2999") && members.has("node:2998") && !members.has("node:0"));
-    assert!(members.has("odd:1"), "whoever answered last is not forgotten though no map names it");
+    assert!(members.has("odd:1"), "the member that answered last stays, though no map names it");
     assert!(members.has("h:0"), "nor is one that the user named");
 }
