@@ -186,13 +186,13 @@ impl Acquisition {
     /// have been lost.
     async fn await_turn(&mut self, request: &AcquireRequest, retry_in: Duration, now: Moment) -> QueueWaitEnd {
         if self.waiter.patience == Patience::Wait {
-            return self
-                .await_notification(request, retry_in)
-                .await
-                .map_or(QueueWaitEnd::AskAgain, QueueWaitEnd::Granted);
+            // A little after the deadline that may free the lock, so that the attempt does not come too early.
+            let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
+            let asks_again = self.waiter.engine.clock.now().after(nap);
+            return self.await_notification(request, asks_again, None).await;
         }
         let until = self.recalls_until(now);
-        match self.await_recall_reply(request, until).await {
+        match self.await_notification(request, Moment::NEVER, Some(until)).await {
             QueueWaitEnd::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => QueueWaitEnd::AskAgain,
             QueueWaitEnd::Refused => {
                 self.waiter.entry.iter().for_each(WaitEntry::note_in_use);

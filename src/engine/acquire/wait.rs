@@ -99,36 +99,44 @@ impl HeardNotification {
 }
 
 impl Acquisition {
-    /// Waits in the server's queue until a notification brings the grant, or until it is time to ask again.
+    /// Waits for notifications until it is time to ask again. A waiter asks at `asks_again` at the latest. A try waits for the
+    /// replies to its recall until `replies_until`.
     pub(super) async fn await_notification(
         &mut self,
         request: &AcquireRequest,
-        retry_in: Duration,
-    ) -> Option<Answered<Granted>> {
-        // A little after the deadline that may free the lock, so that the attempt does not come too early.
-        let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
-        let clock = self.waiter.engine.clock;
-        let mut asks_again = clock.now().after(nap);
+        mut asks_again: Moment,
+        replies_until: Option<Moment>,
+    ) -> QueueWaitEnd {
         self.subscribe();
         let bounds = self.bounds(request);
-        let Notifications::Subscribed(subscription) = &mut self.notices else {
-            clock.sleep_until(asks_again).await;
-            return None;
-        };
-        let mut is_told = false;
+        let options = self.waiter.engine.options();
+        let (clock, counts) = (self.waiter.engine.clock, options.durability.counts_notified_grants());
+        // A waiter asks often enough to be seen.
+        let states_within = poll_within(options) / 2;
+        let mut states_at = replies_until.map_or(Moment::NEVER, |_| clock.now().after(states_within));
+        let (until, mut is_told) = (replies_until.unwrap_or(Moment::NEVER), false);
         loop {
+            let Notifications::Subscribed(subscription) = &mut self.notices else {
+                if replies_until.is_some() {
+                    return QueueWaitEnd::Silence;
+                }
+                clock.sleep_until(asks_again).await;
+                return QueueWaitEnd::AskAgain;
+            };
             tokio::select! {
                 biased;
                 notice = subscription.notices.recv() => {
-                    let Some(notice) = notice else { break };
+                    let Some(notice) = notice else {
+                        // The runtime that received the notifications has ended. It was that of the leader before.
+                        self.notices = Notifications::Unwanted;
+                        continue;
+                    };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
-                        HeardNotification::Granted(answer)
-                            if self.waiter.engine.options().durability.counts_notified_grants() =>
-                        {
-                            return Some(answer);
-                        }
-                        HeardNotification::Granted(_) => return None,
-                        // A flood of notifications causes no more requests than the throttle allows.
+                        HeardNotification::Granted(answer) if counts => return QueueWaitEnd::Granted(answer),
+                        HeardNotification::Granted(_) => return QueueWaitEnd::AskAgain,
+                        HeardNotification::Refused if replies_until.is_some() => return QueueWaitEnd::Refused,
+                        // A flood of notifications causes no more requests than the throttle allows. For a try, the
+                        // notification may come from before the subscription was live, and has reached no waiter.
                         HeardNotification::AskAgain => {
                             is_told = true;
                             asks_again = asks_again.min(self.told_to_ask.next_at());
@@ -136,49 +144,8 @@ impl Acquisition {
                         HeardNotification::Refused | HeardNotification::Nothing => {}
                     }
                 }
-                () = clock.sleep_until(asks_again) => {}
-            }
-            // Compared after each notification as well, because a flood would keep the timer from its turn.
-            if asks_again <= clock.now() {
-                if is_told {
-                    self.told_to_ask.take(clock.now());
-                }
-                return None;
-            }
-        }
-        // The runtime that received the notifications has ended. It was that of the leader before.
-        self.notices = Notifications::Unwanted;
-        clock.sleep_until(asks_again).await;
-        None
-    }
-
-    /// Waits for the replies to the recall of a try.
-    pub(super) async fn await_recall_reply(&mut self, request: &AcquireRequest, until: Moment) -> QueueWaitEnd {
-        self.subscribe();
-        let bounds = self.bounds(request);
-        let Notifications::Subscribed(subscription) = &mut self.notices else {
-            return QueueWaitEnd::Silence;
-        };
-        let (clock, restates_within) = (self.waiter.engine.clock, poll_within(self.waiter.engine.options()) / 2);
-        let (mut asks_again, mut restates) = (Moment::NEVER, clock.now().after(restates_within));
-        loop {
-            tokio::select! {
-                biased;
-                notice = subscription.notices.recv() => {
-                    let Some(notice) = notice else { return QueueWaitEnd::Silence };
-                    match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
-                        HeardNotification::Granted(answer) => {
-                            let counts = self.waiter.engine.options().durability.counts_notified_grants();
-                            return if counts { QueueWaitEnd::Granted(answer) } else { QueueWaitEnd::AskAgain };
-                        }
-                        HeardNotification::Refused => return QueueWaitEnd::Refused,
-                        // A notification from before the subscription was live has reached no waiter.
-                        HeardNotification::AskAgain => asks_again = asks_again.min(self.told_to_ask.next_at()),
-                        HeardNotification::Nothing => {}
-                    }
-                }
                 () = clock.sleep_until(asks_again.min(until)) => {}
-                () = clock.timer(restates) => {}
+                () = clock.timer(states_at) => {}
             }
             // Compared after each notification as well, because a flood would keep the timers from their turns.
             let now = clock.now();
@@ -187,11 +154,13 @@ impl Acquisition {
                 return QueueWaitEnd::Silence;
             }
             if asks_again <= now {
-                self.told_to_ask.take(now);
+                if is_told {
+                    self.told_to_ask.take(now);
+                }
                 return QueueWaitEnd::AskAgain;
             }
-            if restates <= now {
-                restates = now.after(restates_within);
+            if states_at <= now {
+                states_at = now.after(states_within);
                 if let Some(entry) = &self.waiter.entry {
                     entry.note_polled(now);
                 }
