@@ -87,8 +87,8 @@ pub(crate) const RIGHTS: &str = include_str!("rights.lua");
 scheme! { hash;
     scripts: ACQUIRE = acquire, LEAVE = leave, CONVERT = convert, RENEW = renew, INSPECT = inspect, FORCE = force,
         NOTE = note, USED = used;
-    parts: admit, again, begin, channel, clock, dead, dequeue, finish, granted, readers, remove, stamp_of, state, write,
-        writer
+    parts: admit, again, begin, channel, clock, dead, dequeue, finish, granted, phase, readers, remove, stamp_of, state,
+        unlink, write, writer
 }
 
 scheme! { two_key;

@@ -65,8 +65,10 @@ fn each_script_is_embedded_once() {
         let name = script.trim_start_matches("lua/");
         let embedded = match name.split_once('/') {
             Some((scheme, _)) => {
-                let (_, rest) = embedding.split_once(&format!("scheme! {{ {scheme};")).expect("the files of the scheme");
-                let names = rest.split('}').next().expect("their end").split(|c: char| !c.is_alphanumeric() && c != '_');
+                let (_, rest) =
+                    embedding.split_once(&format!("scheme! {{ {scheme};")).expect("the files of the scheme");
+                let names =
+                    rest.split('}').next().expect("their end").split(|c: char| !c.is_alphanumeric() && c != '_');
                 names.filter(|name| *name == stem(&script)).count()
             }
             None => embedding.matches(&format!("include_str!(\"{name}\")")).count(),
