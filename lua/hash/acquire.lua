@@ -10,7 +10,6 @@
 --   | 'kept id <time> retry_in_ms 0' | 'late id <time>' | 'version id <time>'; <time> is two words, seconds and microseconds.
 --   Behind the refusals a live holder, if there is one: ' w deadline_ms since_ms tokens id holders' | ' s deadline_ms since_ms
 --   id holders', with the number of recorded holders. The id '?' is a timestamp client's
-local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MAX_TOKENS, RECALL_INTERVAL_MS = 60000, 2048, 500
 

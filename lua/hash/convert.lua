@@ -7,7 +7,6 @@
 --   timestamp clients ('<read_limit_ms> <write_limit_ms>'), 'k' if the new hold may be cached (may be missing)
 -- Returns 'granted new-id <time> last_token tokens remaining_ms waited_for' (0 or 1) | 'refused new-id <time>'
 --   | 'kept new-id <time>' | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
-local call, key = redis.call, KEYS[1]
 local old, id, mode = ARGV[2], ARGV[3], ARGV[4]
 local wanted_tokens, limits, may_cache = ARGV[6], ARGV[7], ARGV[8]
 local RETENTION_MS, MAX_TOKENS = 60000, 2048

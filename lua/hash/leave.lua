@@ -6,7 +6,6 @@
 --   be missing)
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now
 --   | 'none id <time> forced_token last_token first_token' | 'version id <time>'
-local call, key = redis.call, KEYS[1]
 local id, limits, until_ms = ARGV[1], ARGV[2], ARGV[3]
 -- A key that is not used any more may live MAX_UNUSED_MS longer, if that saves a command.
 local RETENTION_MS, MAX_UNUSED_MS, MAX_TOKENS = 60000, 120000, 2048

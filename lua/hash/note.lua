@@ -4,7 +4,6 @@
 -- KEYS: the lock
 -- ARGV: id, number of the note (a later note has a higher one), text (empty: shows no note)
 -- Returns 'noted id <time>' | 'none id <time>' if the hold is over | 'version id <time>'
-local call, key = redis.call, KEYS[1]
 local id, number, text = ARGV[1], ARGV[2], ARGV[3]
 -- No client gives the limits, so each stamp counts.
 local limits = '9007199254740000 9007199254740000'

@@ -5,7 +5,6 @@
 --   for a writer's hold that is to last until a given time at least: 'u', until_ms
 -- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token tokens' (0 or 1;
 --   the new tokens, '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
-local call, key = redis.call, KEYS[1]
 local id, lease_ms, letter, wanted_tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local may_cache = letter == 'k'
 local RETENTION_MS, MAX_TOKENS = 60000, 2048

@@ -3,7 +3,6 @@
 -- KEYS: the lock, the tokens, the timeout of this id's read hold
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms
 -- Returns 'granted id <time> token 1 remaining_ms 0' | 'contended id <time> retry_in_ms 0 [holder]' | 'late id <time>'
-local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4] + 0
 local RETENTION_MS, MAX_STALE, FOREVER_MS = 60000, 1000, 60000
 

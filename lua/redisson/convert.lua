@@ -4,7 +4,6 @@
 -- KEYS: the lock, the tokens, the timeout of the old id's read hold, the timeout of the new id's
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
 -- Returns 'granted id <time> token 1 remaining_ms 0' | 'refused id <time>' | 'lost id <time> forced_token' | 'late id <time>'
-local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[3], ARGV[4], ARGV[5] + 0
 local RETENTION_MS = 60000
 

@@ -9,7 +9,6 @@
 --   | 'contended id <time> retry_in_ms 0' | 'late id <time>'; <time> is two words, seconds and microseconds. Behind the refusals
 --   a live holder, if one is in the way: ' w deadline_ms since_ms 1 id 1' | ' s deadline_ms 0 id 1'. The id '?' stands for a
 --   writer's string of an unknown form
-local call, read_key, write_key = redis.call, KEYS[1], KEYS[2]
 local not_after_ms, id, mode, lease_ms, waiter_ttl_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local floor, raised = tonumber(ARGV[6] or 0), tonumber(ARGV[7] and ARGV[6] or 0)
 local RETENTION_MS, MAX_POPS = 60000, 100

@@ -6,7 +6,6 @@
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
 -- Returns 'granted new-id <time> token 1 remaining_ms writers_waiting' (0 or 1) | 'refused new-id <time>'
 --   | 'lost new-id <time> forced_token' | 'late new-id <time>'
-local call, read_key, write_key = redis.call, KEYS[1], KEYS[2]
 local not_after_ms, old, id, mode, lease_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local RETENTION_MS, unpublished = 60000, ''
 

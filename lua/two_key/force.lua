@@ -8,7 +8,6 @@
 --   of them has shown, and the ids that they have shown, with blanks between them. A hold with such an id ends whatever
 --   its token is now, and 'raise' in `acquire` does not bring it back.
 -- Returns {'forced - <time> more' (0 or 1), id, …}: the ids of holds that were live until now; 1: repeat the call
-local call, read_key, write_key = redis.call, KEYS[1], KEYS[2]
 local seen, barred = tonumber(ARGV[1]), tonumber(ARGV[4] or 0)
 local RETENTION_MS, MAX_RECORDS, unpublished = 60000, 96, ''
 

@@ -5,7 +5,6 @@
 -- KEYS: the readers (zset), the writer (string)
 -- ARGV: id, until_ms to which a writer's hold rests (may be missing)
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now | 'none id <time> forced_token last_token first_token'
-local call, read_key, write_key = redis.call, KEYS[1], KEYS[2]
 local id, until_ms = ARGV[1], tonumber(ARGV[2] or 0)
 local RETENTION_MS = 60000
 

@@ -1,5 +1,5 @@
 -- Begins a script that needs the server's time in microseconds on all its paths.
--- Reads: call.
+-- Reads: nothing.
 -- Sets: server_us, now_ms, and what `begin` sets.
 --@begin
 local server_us = seconds * 1000000 + micros

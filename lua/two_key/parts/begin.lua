@@ -1,5 +1,5 @@
 -- Begins a script that may grant: answers a request that is late, and reads the writer.
--- Reads: call, write_key, not_after_ms, id.
+-- Reads: not_after_ms, id.
 -- Sets: answer, which composes a reply; writer; and what `clock` sets.
 --@clock
 local function answer(code, words, ...) return string.format('%s %s %s %s' .. words, code, id, time[1], time[2], ...) end
