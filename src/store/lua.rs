@@ -48,6 +48,22 @@ pub(crate) struct Scripts {
     pub(crate) key_parts: &'static [&'static str],
 }
 
+/// Builds the scripts of a scheme from its texts in the module `scripts`.
+macro_rules! scripts_of {
+    ($scheme:ident { $($more:tt)* }) => {
+        Scripts {
+            acquire: Script::new($scheme::ACQUIRE),
+            leave: Script::new($scheme::LEAVE),
+            convert: Script::new($scheme::CONVERT),
+            renew: Script::new($scheme::RENEW),
+            inspect: Script::new($scheme::INSPECT),
+            force: Script::new($scheme::FORCE),
+            $($more)*
+        }
+    };
+}
+pub(super) use scripts_of;
+
 impl Scripts {
     /// Returns the commands of the server that the scheme needs.
     pub(super) fn commands(&self) -> BTreeSet<&'static str> {

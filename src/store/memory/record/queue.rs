@@ -21,7 +21,7 @@ fn position(waiting: &[WaiterRecord], id: &AcquisitionId) -> Option<usize> {
 
 impl Record {
     /// Returns all recorded waiters, live or dead. The writers come first.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = &WaiterRecord> + Clone {
+    pub(in crate::store::memory) fn waiting(&self) -> impl Iterator<Item = &WaiterRecord> + Clone {
         self.waiting_writers.iter().chain(&self.batch_readers).chain(&self.waiting_readers)
     }
 
@@ -110,7 +110,7 @@ impl Record {
     }
 
     /// Grants the lock to a waiter, and adds a notification of the grant.
-    pub(crate) fn grant_to_waiter(&mut self, step: &mut ServerStep, request: &AcquireRequest) {
+    pub(in crate::store::memory) fn grant_to_waiter(&mut self, step: &mut ServerStep, request: &AcquireRequest) {
         match request.mode {
             // Readers are recorded in the order in which they leave the queue.
             Mode::Read => self.begin_read(step.now_us, &request.id, request.claim(), None),
