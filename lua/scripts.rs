@@ -54,8 +54,8 @@ const fn is_at(text: &[u8], at: usize, word: &[u8]) -> bool {
 
 /// Embeds the scripts of a scheme under names, with their parts. Scripts and parts are named by their files.
 ///
-/// Parts stand in line in place of functions, since a script makes its functions anew at each call, and in the hash scheme
-/// that costs as much as all its commands.
+/// Parts stand in line in place of functions, since a script makes its functions anew at each call, and in the hash
+/// scheme that costs as much as all its commands.
 macro_rules! scheme {
     ($scheme:ident; scripts: $($name:ident = $script:ident),+; parts: $($part:ident),+) => {
         pub(crate) mod $scheme {

@@ -222,8 +222,8 @@ impl Quorum {
         if was_held { Vote::Yes(Yes { sent: now, until: now, token: NO_TOKEN }) } else { Vote::No }
     }
 
-    /// Asks the masters that are not silent. Returns the successful answers, if a majority of the masters gave a successful
-    /// answer.
+    /// Asks the masters that are not silent. Returns the successful answers, if a majority of the masters gave a
+    /// successful answer.
     async fn ask_majority<'a, T>(
         &'a self,
         ask: impl Fn(usize, &'a dyn MasterScheme) -> BoxFuture<'a, Result<T, Failure>> + Send + Sync,

@@ -56,9 +56,9 @@ impl Quorum {
         old: &AcquisitionId,
         request: &AcquireRequest,
     ) -> Attempt<Converted> {
-        // A write hold excludes all other holders, also when it becomes a read hold. A read hold is different, because a
-        // restarted master may have forgotten other read holds. So only masters that remember their grants may vote when
-        // a read hold becomes a write hold.
+        // A write hold excludes all other holders, also when it becomes a read hold. A read hold is different, because
+        // a restarted master may have forgotten other read holds. So only masters that remember their grants may vote
+        // when a read hold becomes a write hold.
         let voters = match request.mode {
             Mode::Read => Voters::Holding,
             Mode::Write => Voters::Remembering,
