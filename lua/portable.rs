@@ -11,8 +11,8 @@
 /// Takes the place of the `#!` line.
 const PRELUDE: &str = "local unpack = table.unpack or unpack";
 
-/// Declaration of the local names for the calls of a script and for its key, and what stays of it.
-const CALL_LINE: (&str, &str) = ("local call, key = redis.call, KEYS[1]", "local key = KEYS[1]");
+/// Beginning of the line that declares the local names for the calls of a script and for its keys. The keys stay.
+const CALL_LINE: &str = "local call, ";
 
 /// Local names of keys, as the scripts use them in calls.
 const KEY_NAMES: [(&str, &str); 3] = [("key", "KEYS[1]"), ("read_key", "KEYS[1]"), ("write_key", "KEYS[2]")];
@@ -21,7 +21,7 @@ const KEY_NAMES: [(&str, &str); 3] = [("key", "KEYS[1]"), ("read_key", "KEYS[1]"
 pub(crate) fn portable(script: &str) -> String {
     let lines = script.lines().map(|line| match without_comment(line) {
         line if line.starts_with("#!") => PRELUDE.to_owned(),
-        line if line == CALL_LINE.0 => CALL_LINE.1.to_owned(),
+        line if line.starts_with(CALL_LINE) => line.replacen("call, ", "", 1).replacen("redis.call, ", "", 1),
         line => with_calls_in_full(line),
     });
     lines.flat_map(|line| [line, "\n".to_owned()]).collect()

@@ -300,15 +300,18 @@ pub(crate) enum Ability {
     Tickets,
 }
 
+/// Attempt under way.
+pub(crate) type BoxAttempt<'a, T> = BoxFuture<'a, Attempt<T>>;
+
 /// Operations on locks. Each call is one attempt.
 pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
-    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>>;
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxAttempt<'a, Acquired>;
     /// Returns the reason for which this store lacks an ability, or `None` if it has the ability.
     fn lacks(&self, _ability: Ability) -> Option<&'static str> {
         None
     }
     /// Ends a hold or a waiting acquisition, or lets a write hold rest.
-    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>>;
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxAttempt<'a, ReleaseReply>;
     /// Returns true if this runtime can send [`release`](Scheme::release) without waiting for a connection.
     fn can_send_inline(&self, _leave: &ReleaseRequest) -> bool {
         false
@@ -334,7 +337,7 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
         key: &'a Key,
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
-    ) -> BoxFuture<'a, Attempt<Converted>>;
+    ) -> BoxAttempt<'a, Converted>;
     /// Renews holds of one route. Returns one answer for each request, in order.
     fn renew<'a>(&'a self, route: &'a Route, batch: &'a [RenewalRequest]) -> BoxFuture<'a, Vec<Attempt<Renewed>>>;
     fn route(&self, key: &Key) -> Route;
@@ -342,10 +345,10 @@ pub(crate) trait Scheme: fmt::Debug + Send + Sync + 'static {
     fn changes(&self) -> Option<BoxStream<'static, ()>> {
         None
     }
-    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>>;
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxAttempt<'a, View>;
     /// Ends the holds that an `inspect` has shown, and no newer hold. The caller repeats the request as long as records
     /// are left.
-    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>>;
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxAttempt<'a, Forced>;
     /// Returns when the node that serves this lock now last answered a request of any caller, and whether the node is
     /// silent.
     fn contact(&self, key: &Key) -> ServerContact;
@@ -401,13 +404,13 @@ pub(crate) trait RecallingScheme: Send + Sync {
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool;
     /// Sends the recall reply "in use" to the try with this id. The server notifies the waiting try and changes nothing
     /// else.
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>>;
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxAttempt<'a, ()>;
 }
 
 /// Notes on holds.
 pub(crate) trait NotingScheme: Send + Sync {
     /// Sets the note of a live hold, unless the hold has a later note.
-    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>>;
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxAttempt<'a, Noted>;
 }
 
 /// Scheme in which a majority of several servers decides. It releases an acquisition that was not granted, so the next
@@ -453,22 +456,13 @@ pub(crate) trait PendingAtMaster: fmt::Debug + Send + Sync {
 /// Master of a quorum: a server that stores each lock together with other, independent servers.
 pub(crate) trait MasterScheme: Scheme {
     /// Acquires at one of several servers that have to agree on the token. `floor` is a lower bound for the token.
-    fn acquire_above<'a>(
-        &'a self,
-        key: &'a Key,
-        request: &'a AcquireRequest,
-        floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>>;
+    fn acquire_above<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest, floor: Floor)
+    -> BoxAttempt<'a, Acquired>;
     /// Ends the holds of a lock that several servers store. `token` is the last token that this server has shown.
     /// `seen` has the holds that any of the servers has shown, and the highest token. This server ends each hold in
     /// `seen`, whatever the token of the hold is now. A later request with [`Floor::Any`] does not bring such a hold
     /// back to this server.
-    fn force_shown<'a>(
-        &'a self,
-        key: &'a Key,
-        token: Option<FencingToken>,
-        seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>>;
+    fn force_shown<'a>(&'a self, key: &'a Key, token: Option<FencingToken>, seen: &'a View) -> BoxAttempt<'a, Forced>;
     /// Returns the last clock sample of the server, if there is one.
     fn clock_sample(&self) -> Option<ClockSample>;
     /// Returns the latest moment at which the server can have started, if it has reported its uptime.

@@ -10,15 +10,10 @@
 --   | 'kept id <time> retry_in_ms 0' | 'late id <time>' | 'version id <time>'; <time> is two words, seconds and microseconds.
 --   Behind the refusals a live holder, if there is one: ' w deadline_ms since_ms tokens id holders' | ' s deadline_ms since_ms
 --   id holders', with the number of recorded holders. The id '?' is a timestamp client's
-local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4]
 local RETENTION_MS, MAX_TOKENS, RECALL_INTERVAL_MS = 60000, 2048, 500
-local format, match, sub, max = string.format, string.match, string.sub, math.max
 
-local time = call('TIME')
-local seconds, micros = time[1], time[2]
-local server_us = seconds * 1000000 + micros
-local now_ms = (server_us - server_us % 1000) / 1000
+--@clock
 if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. seconds .. ' ' .. micros end
 
 local letters = ARGV[8]
@@ -219,8 +214,7 @@ end
 --@finish
 
 if is_granted then
-  return format('granted %s %s %s %d %d %d %d%s', id, seconds, micros, last, mode == 'w' and tokens or 1,
-    deadline_ms - now_ms, waited_for, unpublished)
+  --@granted
 end
 -- The header names a writer and a sole reader. Of several readers, the one that this script has looked at is named.
 local named, holders, code, recalled = '', '', is_queued and 'queued' or 'contended', ' 0'

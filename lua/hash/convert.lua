@@ -7,16 +7,11 @@
 --   timestamp clients ('<read_limit_ms> <write_limit_ms>'), 'k' if the new hold may be cached (may be missing)
 -- Returns 'granted new-id <time> last_token tokens remaining_ms waited_for' (0 or 1) | 'refused new-id <time>'
 --   | 'kept new-id <time>' | 'lost new-id <time> forced_token' | 'late new-id <time>' | 'version new-id <time>'
-local call, key = redis.call, KEYS[1]
 local old, id, mode = ARGV[2], ARGV[3], ARGV[4]
 local wanted_tokens, limits, may_cache = ARGV[6], ARGV[7], ARGV[8]
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
-local format, match, sub, max = string.format, string.match, string.sub, math.max
 
-local time = call('TIME')
-local seconds, micros = time[1], time[2]
-local server_us = seconds * 1000000 + micros
-local now_ms = (server_us - server_us % 1000) / 1000
+--@clock
 if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. seconds .. ' ' .. micros end
 
 local last, holder, queue, write, read, stored, old_record, forced, flag =
@@ -127,8 +122,7 @@ end
 --@finish
 
 if is_granted then
-  return format('granted %s %s %s %d %d %d %d%s', id, seconds, micros, last, mode == 'w' and tokens or 1,
-    deadline_ms - now_ms, waited_for, unpublished)
+  --@granted
 elseif not is_upgrade then
   return format('lost %s %s %s %s%s', id, seconds, micros, forced or 0, unpublished)
 end

@@ -7,16 +7,11 @@
 --   ('<read_limit_ms> <write_limit_ms>'), the ids of the holds that it showed, with blanks between them (may be missing)
 -- Returns {'forced - <time> more' (0 or 1), id, …}: the ids of holds that were live until now; 1: repeat the call
 --   | 'version - <time>'
-local call, key = redis.call, KEYS[1]
 local id, seen, seen_write, seen_read = '', tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local limits, seen_ids = ARGV[4], ' ' .. (ARGV[5] or '') .. ' '
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
-local format, match, sub, max = string.format, string.match, string.sub, math.max
 
-local time = call('TIME')
-local seconds, micros = time[1], time[2]
-local server_us = seconds * 1000000 + micros
-local now_ms = (server_us - server_us % 1000) / 1000
+--@clock
 local last, holder, queue, write, read, flag = unpack(call('HMGET', key, 't', 'h', 'u', 'write', 'read', 'k'))
 local reply = {'forced - ' .. seconds .. ' ' .. micros .. ' 0'}
 if tonumber(last or 0) > seen then

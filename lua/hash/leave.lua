@@ -6,14 +6,11 @@
 --   be missing)
 -- Returns 'held id <time>' or 'queued id <time>' if it was live until now
 --   | 'none id <time> forced_token last_token first_token' | 'version id <time>'
-local call, key = redis.call, KEYS[1]
 local id, limits, until_ms = ARGV[1], ARGV[2], ARGV[3]
 -- A key that is not used any more may live MAX_UNUSED_MS longer, if that saves a command.
 local RETENTION_MS, MAX_UNUSED_MS, MAX_TOKENS = 60000, 120000, 2048
-local format, match, sub, max = string.format, string.match, string.sub, math.max
 
-local time = call('TIME')
-local seconds, micros = time[1], time[2]
+--@begin
 local now_ms = seconds * 1000 + (micros - micros % 1000) / 1000
 local fields = call('HMGET', key, 'h', 'u', 'write', 'read')
 local holder, queue, write, read = fields[1], fields[2], fields[3], fields[4]

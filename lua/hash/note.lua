@@ -4,14 +4,11 @@
 -- KEYS: the lock
 -- ARGV: id, number of the note (a later note has a higher one), text (empty: shows no note)
 -- Returns 'noted id <time>' | 'none id <time>' if the hold is over | 'version id <time>'
-local call, key = redis.call, KEYS[1]
 local id, number, text = ARGV[1], ARGV[2], ARGV[3]
-local format, match, sub, max = string.format, string.match, string.sub, math.max
 -- No client gives the limits, so each stamp counts.
 local limits = '9007199254740000 9007199254740000'
 
-local time = call('TIME')
-local seconds, micros = time[1], time[2]
+--@begin
 local now_ms = seconds * 1000 + (micros - micros % 1000) / 1000
 local holder, queue, write, read, stored, note = unpack(call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id, 'n' .. id))
 --@state

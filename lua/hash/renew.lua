@@ -5,18 +5,13 @@
 --   for a writer's hold that is to last until a given time at least: 'u', until_ms
 -- Returns 'renewed id <time> remaining_ms' | with 'k' 'renewed id <time> remaining_ms waited_for first_token tokens' (0 or 1;
 --   the new tokens, '0 0' for none) | 'lost id <time> forced_token' | 'version id <time>'
-local call, key = redis.call, KEYS[1]
 local id, lease_ms, letter, wanted_tokens = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local may_cache = letter == 'k'
 local RETENTION_MS, MAX_TOKENS = 60000, 2048
-local format, match, sub, max = string.format, string.match, string.sub, math.max
 -- No client gives the limits, so each stamp counts.
 local limits = '9007199254740000 9007199254740000'
 
-local time = call('TIME')
-local seconds, micros = time[1], time[2]
-local server_us = seconds * 1000000 + micros
-local now_ms = (server_us - server_us % 1000) / 1000
+--@clock
 local holder, queue, write, read, stored, last, flag
 if may_cache then
   holder, queue, write, read, stored, last, flag = unpack(call('HMGET', key, 'h', 'u', 'write', 'read', 'R' .. id, 't', 'k'))

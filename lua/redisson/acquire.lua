@@ -3,13 +3,10 @@
 -- KEYS: the lock, the tokens, the timeout of this id's read hold
 -- ARGV: not_after_ms, id, mode ('r' or 'w'), lease_ms
 -- Returns 'granted id <time> token 1 remaining_ms 0' | 'contended id <time> retry_in_ms 0 [holder]' | 'late id <time>'
-local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[2], ARGV[3], ARGV[4] + 0
 local RETENTION_MS, MAX_STALE, FOREVER_MS = 60000, 1000, 60000
 
-local time = call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
+--@clock
 if now_ms > ARGV[1] + 0 then return 'late ' .. id .. ' ' .. time[1] .. ' ' .. time[2] end
 
 local holder = mode == 'w' and id .. ':1:write' or id .. ':1'
@@ -70,9 +67,5 @@ if record[1] or not own then record[#record + 1], record[#record + 2] = string.f
 if record[1] then call('ZADD', KEYS[2], unpack(record)) end
 if not own then call('HSET', key, 'mode', mode == 'w' and 'write' or 'read', holder, 1) end
 if mode == 'r' then call('SET', KEYS[3], 1, 'PX', string.format('%.0f', own_ms)) end
-if left_ms < own_ms then
-  left_ms = own_ms
-  call('PEXPIRE', key, string.format('%.0f', left_ms))
-end
-call('PEXPIRE', KEYS[2], string.format('%.0f', left_ms + RETENTION_MS))
+--@ttl
 return string.format('granted %s %s %s %.0f 1 %.0f 0', id, time[1], time[2], token, own_ms)

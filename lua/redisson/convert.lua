@@ -4,13 +4,10 @@
 -- KEYS: the lock, the tokens, the timeout of the old id's read hold, the timeout of the new id's
 -- ARGV: not_after_ms, old id, new id, new mode ('r' or 'w'), lease_ms
 -- Returns 'granted id <time> token 1 remaining_ms 0' | 'refused id <time>' | 'lost id <time> forced_token' | 'late id <time>'
-local call, key = redis.call, KEYS[1]
 local id, mode, lease_ms = ARGV[3], ARGV[4], ARGV[5] + 0
 local RETENTION_MS = 60000
 
-local time = call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
+--@clock
 local words = id .. ' ' .. time[1] .. ' ' .. time[2]
 if now_ms > ARGV[1] + 0 then return 'late ' .. words end
 
@@ -48,10 +45,6 @@ if not state[3] then
   call('HSET', key, 'mode', is_writer and 'write' or 'read', new, 1)
 end
 if not is_writer then call('SET', KEYS[4], 1, 'PX', string.format('%.0f', own_ms)) end
-if left_ms < own_ms then
-  left_ms = own_ms
-  call('PEXPIRE', key, string.format('%.0f', left_ms))
-end
-call('PEXPIRE', KEYS[2], string.format('%.0f', left_ms + RETENTION_MS))
+--@ttl
 --@publish
 return string.format('granted %s %.0f 1 %.0f 0%s', words, token, own_ms, unpublished)

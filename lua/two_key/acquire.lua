@@ -9,21 +9,13 @@
 --   | 'contended id <time> retry_in_ms 0' | 'late id <time>'; <time> is two words, seconds and microseconds. Behind the refusals
 --   a live holder, if one is in the way: ' w deadline_ms since_ms 1 id 1' | ' s deadline_ms 0 id 1'. The id '?' stands for a
 --   writer's string of an unknown form
-local read_key, write_key = KEYS[1], KEYS[2]
 local not_after_ms, id, mode, lease_ms, waiter_ttl_ms = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local floor, raised = tonumber(ARGV[6] or 0), tonumber(ARGV[7] and ARGV[6] or 0)
 local RETENTION_MS, MAX_POPS = 60000, 100
 
-local time = redis.call('TIME')
-local server_us = time[1] * 1000000 + time[2]
-local now_ms = math.floor(server_us / 1000)
-local function answer(code, words, ...) return string.format('%s %s %s %s' .. words, code, id, time[1], time[2], ...) end
-if now_ms > not_after_ms then return answer('late', '') end
-
--- Both keys are read before any write, so a key of another type ends the script with nothing changed.
-local writer = redis.call('GET', write_key)
-local scores = redis.call('ZMSCORE', read_key, '#token', id, '#waits', '#' .. mode .. ' ' .. id, '#u ' .. id, '#next', '#chain', '#forced')
-local longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
+--@begin
+local scores = call('ZMSCORE', read_key, '#token', id, '#waits', '#' .. mode .. ' ' .. id, '#u ' .. id, '#next', '#chain', '#forced')
+local longest = call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
 local last, own_ms, waits_ms = -(scores[1] or 0), tonumber(scores[2] or 0), -(scores[3] or 0)
 -- A value above now_ms: a reader is live. From 1 to now_ms: only dead readers are recorded. Not above 0: no reader.
 local longest_ms = tonumber(longest[2] or 0)
@@ -32,35 +24,35 @@ local free_ms, writers_waiting, notify, unpublished = nil, 0, nil, ''
 local by_readers = false -- true if a live reader is in the way
 if longest_ms > 0 and scores[1] and scores[1] == scores[8] then
   -- A force has ended all recorded holders but not removed all of them. No client enters before all are removed.
-  local ended = redis.call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MAX_POPS)
+  local ended = call('ZRANGEBYSCORE', read_key, 0, '+inf', 'LIMIT', 0, MAX_POPS)
   for n = 1, #ended do ended[#ended + 1] = '@' .. ended[n] end
-  redis.call('ZREM', read_key, unpack(ended))
-  longest = redis.call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
+  call('ZREM', read_key, unpack(ended))
+  longest = call('ZREVRANGE', read_key, 0, 0, 'WITHSCORES')
   own_ms, longest_ms = 0, 0
   if tonumber(longest[2] or -1) >= 0 then free_ms = now_ms end
 end
 
-local writer_ms = writer and redis.call('PEXPIRETIME', write_key)
+local writer_ms = writer and call('PEXPIRETIME', write_key)
 if writer and writer_ms >= 0 and writer_ms <= now_ms then -- dead, but the server has not removed it yet
-  redis.call('DEL', write_key)
+  call('DEL', write_key)
 elseif writer then
   if mode == 'w' and string.sub(writer, 1, #id + 1) == id .. ' ' then
     deadline_ms = math.max(deadline_ms, writer_ms)
     local since_ms, token = string.match(writer, ' (%d+) (%d+)$')
     if raised > tonumber(token) then
       token = string.format('%.0f', raised)
-      redis.call('SET', write_key, id .. ' ' .. since_ms .. ' ' .. token, 'PXAT', deadline_ms)
-      redis.call('ZADD', read_key, '-' .. token, '#token')
+      call('SET', write_key, id .. ' ' .. since_ms .. ' ' .. token, 'PXAT', deadline_ms)
+      call('ZADD', read_key, '-' .. token, '#token')
     else
-      redis.call('PEXPIREAT', write_key, deadline_ms)
+      call('PEXPIREAT', write_key, deadline_ms)
     end
-    redis.call('PEXPIREAT', read_key, math.max(deadline_ms, waits_ms) + RETENTION_MS)
+    call('PEXPIREAT', read_key, math.max(deadline_ms, waits_ms) + RETENTION_MS)
     return answer('granted', ' %s 1 %.0f 0', token, deadline_ms - now_ms)
   end
   -- A key that lost its ttl would block for ever. Its lease is not known here, so it gets at least RETENTION_MS.
   if writer_ms < 0 then
     writer_ms = math.max(deadline_ms, now_ms + RETENTION_MS)
-    redis.call('PEXPIREAT', write_key, writer_ms)
+    call('PEXPIREAT', write_key, writer_ms)
   end
   free_ms = writer_ms
   if string.sub(writer, 1, #id + 1) == id .. ' ' then waiter_ttl_ms = 0 end -- it would wait for itself
@@ -69,7 +61,7 @@ if not free_ms and mode == 'w' and longest_ms > now_ms then
   free_ms, by_readers = longest_ms, true
   if own_ms > now_ms then waiter_ttl_ms = 0 end
 end
-if raised > 0 and own_ms <= now_ms and -math.min((scores[8] or 0) + 0, (redis.call('ZMSCORE', read_key, '#barred')[1] or 0) + 0) >= raised then
+if raised > 0 and own_ms <= now_ms and -math.min((scores[8] or 0) + 0, (call('ZMSCORE', read_key, '#barred')[1] or 0) + 0) >= raised then
   free_ms, waiter_ttl_ms = free_ms or now_ms, 0 -- a force has ended this token
 end
 
@@ -112,9 +104,9 @@ if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
   if free_ms and waiter_ttl_ms > 0 then
     alive_until_ms = math.max(alive_until_ms, now_ms + waiter_ttl_ms)
     waits_ms = math.max(waits_ms, alive_until_ms)
-    redis.call('ZADD', read_key, place or PLACES[mode][1] + server_us, '#' .. mode .. ' ' .. id, -(ALIVE_OFFSET + alive_until_ms), '#u ' .. id,
+    call('ZADD', read_key, place or PLACES[mode][1] + server_us, '#' .. mode .. ' ' .. id, -(ALIVE_OFFSET + alive_until_ms), '#u ' .. id,
       -waits_ms, '#waits')
-    redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms, waits_ms) + RETENTION_MS)
+    call('PEXPIREAT', read_key, math.max(free_ms, longest_ms, waits_ms) + RETENTION_MS)
     publish()
     return answer('queued', ' %.0f%s%s', math.max(1, free_ms - now_ms), named(), unpublished)
   end
@@ -126,7 +118,7 @@ if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
       gone[#gone + 1], gone[#gone + 2], gone[#gone + 3] = '#waits', '#open', '#chain'
       waits_ms = 0
     end
-    redis.call('ZREM', read_key, unpack(gone))
+    call('ZREM', read_key, unpack(gone))
     if mode == 'r' then
       writers_waiting = writer_id and 1 or 0
       if place and scores[7] then notify_readers('(' .. scores[7], 1) end
@@ -136,34 +128,34 @@ if waits_ms > 0 or (free_ms and waiter_ttl_ms > 0) then
 end
 if free_ms then
   -- NX: only a key that lost its ttl gets a ttl here.
-  redis.call('PEXPIREAT', read_key, math.max(free_ms, longest_ms) + RETENTION_MS, 'NX')
+  call('PEXPIREAT', read_key, math.max(free_ms, longest_ms) + RETENTION_MS, 'NX')
   if notify then notify() end
   return answer('contended', ' %.0f%s%s', math.max(1, free_ms - now_ms), named(), unpublished)
 end
 
 if longest_ms > 0 then
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', read_key, 0, now_ms, 'LIMIT', 0, MAX_POPS)) do
-    redis.call('ZREM', read_key, dead, '@' .. dead)
+  for _, dead in ipairs(call('ZRANGEBYSCORE', read_key, 0, now_ms, 'LIMIT', 0, MAX_POPS)) do
+    call('ZREM', read_key, dead, '@' .. dead)
   end
 end
 local token = math.max(server_us, last + 1, floor)
 local birth = last == 0 and '#born' or '#token' -- the first token of the key is kept in addition to the last one
 if mode == 'w' then
   -- %.0f, since concatenation would round a number of microseconds to 14 digits.
-  redis.call('SET', write_key, string.format('%s %.0f %.0f', id, now_ms, token), 'PXAT', deadline_ms)
-  redis.call('ZADD', read_key, -token, '#token', -token, birth)
+  call('SET', write_key, string.format('%s %.0f %.0f', id, now_ms, token), 'PXAT', deadline_ms)
+  call('ZADD', read_key, -token, '#token', -token, birth)
 elseif longest_ms <= now_ms then
-  redis.call('ZADD', read_key, -token, '#token', -token, birth, deadline_ms, id, -now_ms, '@' .. id)
+  call('ZADD', read_key, -token, '#token', -token, birth, deadline_ms, id, -now_ms, '@' .. id)
 else
   token = math.max(last, raised)
-  if token > last then redis.call('ZADD', read_key, -token, '#token') end
+  if token > last then call('ZADD', read_key, -token, '#token') end
   if own_ms > now_ms then
     deadline_ms = math.max(deadline_ms, own_ms)
-    redis.call('ZADD', read_key, deadline_ms, id)
+    call('ZADD', read_key, deadline_ms, id)
   else
-    redis.call('ZADD', read_key, deadline_ms, id, -now_ms, '@' .. id)
+    call('ZADD', read_key, deadline_ms, id, -now_ms, '@' .. id)
   end
 end
-redis.call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms, waits_ms) + RETENTION_MS)
+call('PEXPIREAT', read_key, math.max(deadline_ms, longest_ms, waits_ms) + RETENTION_MS)
 if notify then notify() end
 return answer('granted', ' %.0f 1 %.0f %d' .. unpublished, token, deadline_ms - now_ms, writers_waiting)

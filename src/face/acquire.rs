@@ -20,6 +20,7 @@ use crate::engine::{Engine, Held};
 use crate::face::guard::Guard;
 #[allow(unused_imports)] // only links in the documentation use this import
 use crate::face::guard::WriteGuard;
+use crate::face::manager::setters;
 use crate::lock::hold::{Hold, ShareId};
 use crate::store::Mode;
 
@@ -106,6 +107,11 @@ impl<G: Guard> Acquire<G> {
         Self { engine, request: Request { name, overrides: None, note: None }, guard: PhantomData }
     }
 
+    fn overrides(&mut self) -> &mut Overrides {
+        self.request.overrides.get_or_insert_default()
+    }
+
+    setters! { [overrides]
     /// Sets how long the server keeps the hold without a renewal. Defaults to the lease of the manager, which is 10 s
     /// unless [`Builder::lease`](crate::Builder::lease) changes it.
     ///
@@ -121,10 +127,7 @@ impl<G: Guard> Acquire<G> {
     ///   lease is shorter. The hold has its whole lease when [`confirmed`](WriteGuard::confirmed) returns.
     /// - A nested guard.
     /// - A guard of `try_read` or `try_write`, if the server's answer came late.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.request.overrides().lease = Some(lease);
-        self
-    }
+    pub fn lease(mut self, lease: Duration);
 
     /// Sets the longest time that the hold lasts, including all renewals. Defaults to the manager's `max_hold`, 1 h. If
     /// `max_hold` is not longer than the lease, the manager never renews the hold.
@@ -136,9 +139,7 @@ impl<G: Guard> Acquire<G> {
     /// until its lease is over.
     ///
     /// A shorter limit ends a forgotten hold sooner. A longer limit allows longer work.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.request.overrides().max_hold = Some(max_hold);
-        self
+    pub fn max_hold(mut self, max_hold: Duration);
     }
 
     /// Sets a lease that the manager never renews. The lock is free again after this time, even if this process dies.
@@ -164,6 +165,7 @@ impl<G: Guard> Acquire<G> {
         self.lease(lease).max_hold(lease)
     }
 
+    setters! { [overrides]
     /// Sets how long the acquisition waits for other holders. Defaults to the limit of the manager
     /// ([`Builder::wait_timeout`](crate::Builder::wait_timeout)), which defaults to no limit.
     ///
@@ -179,10 +181,7 @@ impl<G: Guard> Acquire<G> {
     /// ([`cache_for`](crate::Builder::cache_for)). That process needs time to release the hold. So if the server's
     /// answer reports such a hold, the acquisition waits after that answer for at least
     /// [`recall_timeout`](crate::Builder::recall_timeout), even beyond the limit.
-    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.request.overrides().wait_timeout = Some(wait_timeout);
-        self
-    }
+    pub fn wait_timeout(mut self, wait_timeout: Duration);
 
     /// Sets for how long this process keeps the hold without a guard (*caches* it) after its last guard was dropped.
     /// The manager's [`cache_for`](crate::Builder::cache_for) is the upper limit. Zero releases the hold at once. If
@@ -190,9 +189,7 @@ impl<G: Guard> Acquire<G> {
     ///
     /// A longer time saves requests if this process uses the lock again. After a shorter time, the lock is free for
     /// other processes. Until then, they must first recall the hold, which means to ask this process to release it.
-    pub fn cache_for(mut self, cache_for: Duration) -> Self {
-        self.request.overrides().cache_for = Some(cache_for);
-        self
+    pub fn cache_for(mut self, cache_for: Duration);
     }
 
     /// Sets a note for people: what the holder does, such as `deploy 4711`. [`inspect`](crate::RwLockManager::inspect)
@@ -240,6 +237,7 @@ impl<G: Guard> Acquire<G> {
         self.reentry(Reentry::Named(owner))
     }
 
+    setters! { [overrides]
     /// Sets the owner of this acquisition: its task, a named owner, or none. An acquisition nests if its owner already
     /// has a guard of the lock. Replaces the manager's [`reentry`](crate::Builder::reentry).
     ///
@@ -257,9 +255,7 @@ impl<G: Guard> Acquire<G> {
     /// # outer.release().await
     /// # }
     /// ```
-    pub fn reentry(mut self, reentry: Reentry) -> Self {
-        self.request.overrides().reentry = Some(reentry);
-        self
+    pub fn reentry(mut self, reentry: Reentry);
     }
 
     /// Asks the server once. Returns `None` if other owners hold the lock, or if other tasks of this process already
@@ -380,6 +376,7 @@ pub(super) fn unless_lost<T>(done: T, released: Result<()>) -> Result<T> {
 }
 
 impl Acquire<WriteGuard> {
+    setters! { [overrides]
     /// Sets how long the lock stays taken on the server, counted from the grant. If the guard is released earlier, the
     /// lock *rests* until that time: no process can acquire it, and this process keeps no guard, renewal or task for
     /// it. [`inspect`](crate::RwLockManager::inspect) shows the rest as a holder with
@@ -430,17 +427,11 @@ impl Acquire<WriteGuard> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn at_least(mut self, at_least: Duration) -> Self {
-        self.request.overrides().at_least = Some(at_least);
-        self
+    pub fn at_least(mut self, at_least: Duration);
     }
 }
 
 impl Request {
-    fn overrides(&mut self) -> &mut Overrides {
-        self.overrides.get_or_insert_default()
-    }
-
     /// Returns a share of a hold that this process already has, if the share needs no request.
     #[inline]
     fn join(&self, engine: &Engine, mode: Mode) -> Option<(Arc<Hold>, ShareId)> {

@@ -152,6 +152,19 @@ impl Drop for BlockingRuntime {
     }
 }
 
+/// Defines setters of options that the asynchronous acquisition has under the same names.
+macro_rules! forwarded_setters {
+    ($($(#[$doc:meta])* pub fn $option:ident(mut self, $value:ident: $type:ty);)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $option(mut self, $value: $type) -> Self {
+                self.acquire = self.acquire.$option($value);
+                self
+            }
+        )*
+    };
+}
+
 impl<M: Build> Blocking<M> {
     /// Builds a manager from an asynchronous builder, without network I/O. The manager connects at its first use.
     ///
@@ -495,34 +508,21 @@ impl<G: AsyncGuard> fmt::Debug for Acquire<G> {
 }
 
 impl<G: AsyncGuard> Acquire<G> {
+    forwarded_setters! {
     /// Sets the lease, as [`Acquire::lease`](crate::Acquire::lease) does.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.acquire = self.acquire.lease(lease);
-        self
-    }
+    pub fn lease(mut self, lease: Duration);
 
     /// Sets a note for people, as [`Acquire::note`](crate::Acquire::note) does.
-    pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.acquire = self.acquire.note(note);
-        self
-    }
+    pub fn note(mut self, note: impl Into<String>);
 
     /// Sets the longest time that the hold lasts, as [`Acquire::max_hold`](crate::Acquire::max_hold) does.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.acquire = self.acquire.max_hold(max_hold);
-        self
-    }
+    pub fn max_hold(mut self, max_hold: Duration);
 
     /// Sets how long to wait for other holders, as [`Acquire::wait_timeout`](crate::Acquire::wait_timeout) does.
-    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.acquire = self.acquire.wait_timeout(wait_timeout);
-        self
-    }
+    pub fn wait_timeout(mut self, wait_timeout: Duration);
 
     /// Sets a lease that is never renewed, as [`Acquire::fixed_lease`](crate::Acquire::fixed_lease) does.
-    pub fn fixed_lease(mut self, lease: Duration) -> Self {
-        self.acquire = self.acquire.fixed_lease(lease);
-        self
+    pub fn fixed_lease(mut self, lease: Duration);
     }
 
     /// Lets the acquisition nest if this thread holds the lock already. This is the default.
@@ -653,29 +653,19 @@ impl fmt::Debug for AcquireAll {
 }
 
 impl AcquireAll {
+    forwarded_setters! {
     /// Sets the lease, as [`AcquireAll::lease`](crate::AcquireAll::lease) does.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.acquire = self.acquire.lease(lease);
-        self
-    }
+    pub fn lease(mut self, lease: Duration);
 
     /// Sets the longest time of each hold, as [`AcquireAll::max_hold`](crate::AcquireAll::max_hold) does.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.acquire = self.acquire.max_hold(max_hold);
-        self
-    }
+    pub fn max_hold(mut self, max_hold: Duration);
 
     /// Sets how long to wait for other holders, for all locks together, as
     /// [`AcquireAll::wait_timeout`](crate::AcquireAll::wait_timeout) does.
-    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.acquire = self.acquire.wait_timeout(wait_timeout);
-        self
-    }
+    pub fn wait_timeout(mut self, wait_timeout: Duration);
 
     /// Sets a lease that is never renewed, as [`AcquireAll::fixed_lease`](crate::AcquireAll::fixed_lease) does.
-    pub fn fixed_lease(mut self, lease: Duration) -> Self {
-        self.acquire = self.acquire.fixed_lease(lease);
-        self
+    pub fn fixed_lease(mut self, lease: Duration);
     }
 
     /// Sets the owner of this acquisition: this thread, a named owner, or none; see [`Acquire::reentry`].
@@ -708,6 +698,7 @@ impl AcquireAll {
 }
 
 impl Acquire<crate::WriteGuard> {
+    forwarded_setters! {
     /// Sets how long the lock stays taken on the server, as [`Acquire::at_least`](crate::Acquire::at_least) does. A
     /// nested acquisition fails with [`InvalidOption`](Error::InvalidOption).
     ///
@@ -724,9 +715,7 @@ impl Acquire<crate::WriteGuard> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn at_least(mut self, at_least: Duration) -> Self {
-        self.acquire = self.acquire.at_least(at_least);
-        self
+    pub fn at_least(mut self, at_least: Duration);
     }
 }
 

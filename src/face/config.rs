@@ -321,13 +321,8 @@ impl Config {
     /// Returns a builder with all options of the configuration. A setter that is called on this builder replaces the
     /// value from the configuration.
     pub fn builder(&self) -> Builder<RedisManager> {
-        let mut topology = self.topology.clone();
-        if let Some(files) = &self.tls {
-            topology = topology.tls(files.tls());
-        }
-        if let Some(path) = &self.password_file {
-            topology = topology.password_file(path);
-        }
+        let topology = self.tls.iter().map(TlsFields::tls).fold(self.topology.clone(), Topology::tls);
+        let topology = self.password_file.iter().fold(topology, Topology::password_file);
         let mut builder = RedisManager::builder(topology);
         let mut set = |period: Option<DurationText>, setter: fn(Builder<RedisManager>, std::time::Duration) -> _| {
             if let Some(DurationText(span)) = period {
@@ -349,27 +344,14 @@ impl Config {
                 Nesting::PerTask => Reentry::PerTask,
             });
         }
-        if let Some(prefix) = &self.key_prefix {
-            builder = builder.key_prefix(prefix);
-        }
-        if let Some(label) = &self.label {
-            builder = builder.label(label);
-        }
-        if let Some(template) = &self.timestamp_keys {
-            builder = builder.timestamp_keys(template);
-        }
-        if let Some(limits) = self.timestamp_clients {
-            builder = builder.timestamp_clients(limits.or_default());
-        }
-        if let Some(hand_overs) = self.max_handoffs {
-            builder = builder.max_handoffs(hand_overs);
-        }
-        if let Some(most) = self.max_cached {
-            builder = builder.max_cached(most);
-        }
-        if let Some(max_waiters) = self.max_waiters {
-            builder = builder.max_waiters(max_waiters);
-        }
+        builder = self.key_prefix.iter().fold(builder, Builder::key_prefix);
+        builder = self.label.iter().fold(builder, Builder::label);
+        builder = self.timestamp_keys.iter().fold(builder, Builder::timestamp_keys);
+        let limits = self.timestamp_clients.map(TimestampClientFields::or_default);
+        builder = limits.into_iter().fold(builder, Builder::timestamp_clients);
+        builder = self.max_handoffs.into_iter().fold(builder, Builder::max_handoffs);
+        builder = self.max_cached.into_iter().fold(builder, Builder::max_cached);
+        builder = self.max_waiters.into_iter().fold(builder, Builder::max_waiters);
         if let Some(DurabilityField(durability)) = self.durability {
             builder = builder.durability(durability);
         }
@@ -408,20 +390,14 @@ impl Config {
 
 impl TlsFields {
     fn tls(&self) -> Tls {
-        let mut tls = Tls::new();
-        if let Some(ca) = &self.ca {
-            tls = tls.ca_file(ca);
-        }
+        let mut tls = self.ca.iter().fold(Tls::new(), Tls::ca_file);
         if self.client_certificate.is_some() || self.client_key.is_some() {
             // If only one of the two paths is set, the other path becomes empty. `build` cannot read a file with an
             // empty path, so it reports an error.
             let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default();
             tls = tls.client_files(path(&self.client_certificate), path(&self.client_key));
         }
-        if let Some(name) = &self.server_name {
-            tls = tls.server_name(name);
-        }
-        tls
+        self.server_name.iter().fold(tls, Tls::server_name)
     }
 }
 

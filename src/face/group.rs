@@ -20,6 +20,7 @@ use crate::engine::acquire::Patience;
 use crate::engine::group::{GroupRefusal, Wanted, acquire_all, with_one_write};
 use crate::engine::{Engine, Held};
 use crate::face::acquire::unless_lost;
+use crate::face::manager::setters;
 #[allow(unused_imports)] // only links in the documentation use these imports
 use crate::face::{acquire::Acquire, guard::WriteGuard, manager::RwLockManager};
 use crate::lock::hold::HoldState;
@@ -137,16 +138,16 @@ impl AcquireAll {
         Self { engine, names: names.to_vec(), overrides: Overrides::default() }
     }
 
-    /// Sets how long the server keeps each hold without a renewal; see [`Acquire::lease`].
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.overrides.lease = Some(lease);
-        self
+    fn overrides(&mut self) -> &mut Overrides {
+        &mut self.overrides
     }
 
+    setters! { [overrides]
+    /// Sets how long the server keeps each hold without a renewal; see [`Acquire::lease`].
+    pub fn lease(mut self, lease: Duration);
+
     /// Sets the longest time that each hold lasts, counted from its own grant; see [`Acquire::max_hold`].
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.overrides.max_hold = Some(max_hold);
-        self
+    pub fn max_hold(mut self, max_hold: Duration);
     }
 
     /// Sets a lease that the manager does not renew after it holds all locks. Equivalent to
@@ -156,16 +157,12 @@ impl AcquireAll {
         self.lease(lease).max_hold(lease)
     }
 
+    setters! { [overrides]
     /// Sets how long the acquisition waits for other holders, for all locks together; see [`Acquire::wait_timeout`].
-    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.overrides.wait_timeout = Some(wait_timeout);
-        self
-    }
+    pub fn wait_timeout(mut self, wait_timeout: Duration);
 
     /// Sets for how long this process caches each hold after its last guard was dropped; see [`Acquire::cache_for`].
-    pub fn cache_for(mut self, cache_for: Duration) -> Self {
-        self.overrides.cache_for = Some(cache_for);
-        self
+    pub fn cache_for(mut self, cache_for: Duration);
     }
 
     /// Lets the acquisition nest in locks that this task holds already; see [`Acquire::reentrant`].
@@ -178,10 +175,9 @@ impl AcquireAll {
         self.reentry(Reentry::Named(owner))
     }
 
+    setters! { [overrides]
     /// Sets the owner of this acquisition; see [`Acquire::reentry`].
-    pub fn reentry(mut self, reentry: Reentry) -> Self {
-        self.overrides.reentry = Some(reentry);
-        self
+    pub fn reentry(mut self, reentry: Reentry);
     }
 
     /// Asks for each lock once. Returns `None` if one of them is not available, and then holds none of them. Returns

@@ -14,6 +14,7 @@ use crate::lock::hold::{Ended, HoldState};
 use crate::lock::watch::Watch;
 use crate::store::Mode;
 
+#[allow(private_interfaces)] // code outside of the crate cannot call these functions
 mod sealed {
     use crate::engine::Held;
     use crate::store::Mode;
@@ -21,11 +22,8 @@ mod sealed {
     pub trait Sealed {
         /// Mode of this guard's hold.
         const MODE: Mode;
-        #[allow(private_interfaces)] // code outside of the crate cannot call this function
         fn new(held: Held) -> Self;
-        #[allow(private_interfaces)]
         fn as_held(&self) -> &Held;
-        #[allow(private_interfaces)]
         fn into_held(self) -> Held;
     }
 }
@@ -40,20 +38,18 @@ macro_rules! guard {
         #[must_use = "a guard that is dropped releases the lock"]
         pub struct $name(Held);
 
+        #[allow(private_interfaces)]
         impl Sealed for $name {
             const MODE: Mode = $mode;
 
-            #[allow(private_interfaces)]
             fn new(held: Held) -> Self {
                 Self(held)
             }
 
-            #[allow(private_interfaces)]
             fn as_held(&self) -> &Held {
                 &self.0
             }
 
-            #[allow(private_interfaces)]
             fn into_held(self) -> Held {
                 self.0
             }

@@ -29,8 +29,23 @@ use crate::face::ticket::adopt;
 use crate::net::Router;
 use crate::store::memory::{MemoryConnection, MemoryScheme, Store};
 use crate::store::view::{HolderView, LockView};
-use crate::store::{BoxFuture, Scheme, hash, two_key};
+use crate::store::{BoxFuture, hash, two_key};
 
+/// Defines setters of options. Each one stores its value under its own name, in what the method `$options` returns.
+macro_rules! setters {
+    ([$options:ident] $($(#[$doc:meta])* pub fn $option:ident(mut self, $value:ident: $type:ty);)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $option(mut self, $value: $type) -> Self {
+                self.$options().$option = $value.into();
+                self
+            }
+        )*
+    };
+}
+pub(crate) use setters;
+
+#[allow(private_interfaces)] // code outside of the crate cannot call these functions
 mod sealed {
     use std::sync::Arc;
 
@@ -40,18 +55,15 @@ mod sealed {
     use crate::engine::Engine;
 
     pub trait Sealed {
-        #[allow(private_interfaces)] // code outside of the crate cannot call this function
         fn engine(&self) -> &Arc<Engine>;
         /// Returns the handle of the engine for the lock whose name has this hash. An engine has several handles, so
         /// that threads that use different locks do not change the same reference counter.
-        #[allow(private_interfaces)]
         fn engine_of(&self, _hash: u64) -> &Arc<Engine> {
             self.engine()
         }
     }
 
     pub trait FromDeployment: Sized {
-        #[allow(private_interfaces)] // code outside of the crate cannot call this function
         fn from_deployment(place: Deployment, options: Options) -> Result<Self>;
     }
 }
@@ -652,13 +664,12 @@ fn acquire<G: Guard>(manager: &(impl Sealed + ?Sized), name: &str) -> Acquire<G>
     Acquire::new(Arc::clone(manager.engine_of(name.hash())), name)
 }
 
+#[allow(private_interfaces)]
 impl<M: RwLockManager + ?Sized> Sealed for Arc<M> {
-    #[allow(private_interfaces)]
     fn engine(&self) -> &Arc<Engine> {
         (**self).engine()
     }
 
-    #[allow(private_interfaces)]
     fn engine_of(&self, hash: u64) -> &Arc<Engine> {
         (**self).engine_of(hash)
     }
@@ -668,13 +679,12 @@ impl<M: RwLockManager + ?Sized> RwLockManager for Arc<M> {}
 
 macro_rules! manager {
     ($name:ident) => {
+        #[allow(private_interfaces)]
         impl Sealed for $name {
-            #[allow(private_interfaces)]
             fn engine(&self) -> &Arc<Engine> {
                 self.handles.any()
             }
 
-            #[allow(private_interfaces)]
             fn engine_of(&self, hash: u64) -> &Arc<Engine> {
                 self.handles.of(hash)
             }
@@ -912,6 +922,11 @@ impl MemoryManager {
 pub trait Build: RwLockManager + FromDeployment {}
 impl<M: RwLockManager + FromDeployment> Build for M {}
 
+/// Returns the router to the servers of a topology.
+fn topology_router(topology: &Topology, options: &Options) -> Result<Arc<Router>> {
+    Router::new(topology, options, &options.background_runtime(Clock::System)).map(Arc::new)
+}
+
 impl FromDeployment for RedisManager {
     #[allow(private_interfaces)]
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
@@ -919,9 +934,7 @@ impl FromDeployment for RedisManager {
         if topology.is_proxied() {
             options.check_proxied()?;
         }
-        let background_runtime = options.background_runtime(Clock::System);
-        let router = Router::new(&topology, &options, &background_runtime)?;
-        let scheme = hash::scheme(Arc::new(router), options.timestamp_clients);
+        let scheme = hash::scheme(topology_router(&topology, &options)?, options.timestamp_clients);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }
@@ -934,10 +947,8 @@ impl FromDeployment for TwoKeyManager {
         options.check_not_cached(
             "`TwoKeyManager` has no recalls, so its holders do not learn of waiters: use `RedisManager`",
         )?;
-        let background_runtime = options.background_runtime(Clock::System);
-        let router = Router::new(&topology, &options, &background_runtime)?;
-        let scheme: Arc<dyn Scheme> = Arc::new(two_key::scheme(Arc::new(router)));
-        Ok(Self { handles: Handles::new(scheme, options) })
+        let scheme = two_key::scheme(topology_router(&topology, &options)?);
+        Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }
 
@@ -1146,14 +1157,16 @@ impl<M: Build> Builder<M> {
         Self { deployment: place, options: Options::default(), manager: PhantomData }
     }
 
+    fn options(&mut self) -> &mut Options {
+        &mut self.options
+    }
+
+    setters! { [options]
     /// Sets how long the server keeps a hold without a renewal. Defaults to 10 s.
     ///
     /// The manager renews a hold each time a third of its lease has passed. A shorter lease frees locks sooner after a
     /// crash. With a longer lease, holds stay valid during longer outages of the server.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = lease;
-        self
-    }
+    pub fn lease(mut self, lease: Duration);
 
     /// Sets the longest time that a hold lasts, including all renewals. Defaults to 1 h, so that a forgotten guard does
     /// not keep its lock for ever.
@@ -1161,10 +1174,7 @@ impl<M: Build> Builder<M> {
     /// If `max_hold` is not longer than the lease, the manager never renews the hold. `Duration::MAX` means no limit.
     /// At the limit, the guard is lost at once, and the manager releases the hold 50 ms later; see
     /// [`Acquire::max_hold`]. A shorter limit ends forgotten holds sooner. A longer limit allows longer work.
-    pub fn max_hold(mut self, max_hold: Duration) -> Self {
-        self.options.max_hold = max_hold;
-        self
-    }
+    pub fn max_hold(mut self, max_hold: Duration);
 
     /// Sets how long acquisitions wait for other holders. Defaults to no limit.
     ///
@@ -1174,10 +1184,7 @@ impl<M: Build> Builder<M> {
     /// and at most two [response timeouts](Builder::response_timeout). If another process keeps its hold of the lock
     /// without a guard ([`cache_for`](Builder::cache_for)), an acquisition waits for at least
     /// [`recall_timeout`](Builder::recall_timeout).
-    pub fn wait_timeout(mut self, wait_timeout: Duration) -> Self {
-        self.options.wait_timeout = Some(wait_timeout);
-        self
-    }
+    pub fn wait_timeout(mut self, wait_timeout: Duration);
 
     /// Sets how long a call retries without an answer from any server before it fails with [`Error::Unreachable`].
     /// Defaults to 5 s.
@@ -1186,10 +1193,7 @@ impl<M: Build> Builder<M> {
     /// failover. The last retry may end later than this time: by one response timeout, or by up to four if it needs a
     /// new connection. `Duration::MAX` means retries without a limit; a [`wait_timeout`](Builder::wait_timeout) still
     /// applies.
-    pub fn unreachable_after(mut self, unreachable_after: Duration) -> Self {
-        self.options.unreachable_after = unreachable_after;
-        self
-    }
+    pub fn unreachable_after(mut self, unreachable_after: Duration);
 
     /// Sets how long the manager waits for the reply to a request. The manager does not rely on a reply that comes
     /// later. Defaults to 500 ms.
@@ -1201,33 +1205,22 @@ impl<M: Build> Builder<M> {
     /// Opening a new connection may take longer. The name resolution may take four response timeouts, the TCP
     /// connection one, and the TLS handshake two. Each of the first two requests on the connection may take one more.
     /// The same limits apply to a connection to a Sentinel. If a step takes too long, the error names this step.
-    pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
-        self.options.response_timeout = response_timeout;
-        self
-    }
+    pub fn response_timeout(mut self, response_timeout: Duration);
 
     /// Sets the largest difference between the clocks of servers that may serve the same lock. Defaults to 100 ms.
     ///
     /// The manager subtracts this time from the lease of every hold, when it computes how long it may rely on the hold.
     /// With a smaller value, it relies on a hold for more of the lease. A larger value allows larger differences
     /// between clocks.
-    pub fn max_clock_skew(mut self, max_clock_skew: Duration) -> Self {
-        self.options.max_clock_skew = max_clock_skew;
-        self
-    }
+    pub fn max_clock_skew(mut self, max_clock_skew: Duration);
 
     /// Sets which acquisitions of one owner nest: those of a task, those of a named owner, or none. Defaults to
     /// [`Reentry::Off`], none.
-    pub fn reentry(mut self, reentry: Reentry) -> Self {
-        self.options.reentry = reentry;
-        self
-    }
+    pub fn reentry(mut self, reentry: Reentry);
 
     /// Sets the prefix of all keys. Defaults to `rwlock`. Managers with different prefixes do not see each other's
     /// locks.
-    pub fn key_prefix(mut self, key_prefix: impl Into<String>) -> Self {
-        self.options.key_prefix = key_prefix.into();
-        self
+    pub fn key_prefix(mut self, key_prefix: impl Into<String>);
     }
 
     /// Sets the label with which [`inspect`](RwLockManager::inspect) shows the holds and waiters of this manager.
@@ -1237,13 +1230,11 @@ impl<M: Build> Builder<M> {
         self
     }
 
+    setters! { [options]
     /// Describes the clients of the timestamp scheme (see [`RedisManager`]): how long they may hold a lock, and the ttl
     /// of its key. The values must match the configuration of those clients. [`TimestampClients`] describes the
     /// defaults and the effect of other values. Only [`RedisManager`] uses this option.
-    pub fn timestamp_clients(mut self, limits: TimestampClients) -> Self {
-        self.options.timestamp_clients = limits;
-        self
-    }
+    pub fn timestamp_clients(mut self, limits: TimestampClients);
 
     /// Sets how long new readers of this process can join a read hold of the process without a request. The time counts
     /// from the last request that acquired or extended the hold. Defaults to 50 ms. With zero, the manager sends a
@@ -1252,10 +1243,7 @@ impl<M: Build> Builder<M> {
     /// A longer time saves requests. But during this time new readers can join although a writer of another process
     /// waits. That writer then waits until these readers have released their guards. With a shorter time, such a writer
     /// gets the lock sooner.
-    pub fn join_window(mut self, join_window: Duration) -> Self {
-        self.options.join_window = join_window;
-        self
-    }
+    pub fn join_window(mut self, join_window: Duration);
 
     /// Sets how many writers of this process may use a write hold one after the other before the process releases the
     /// lock for waiters of other processes. Accepts 1 to 64. Defaults to 64. A series of such hand-offs lasts 5 ms at
@@ -1263,10 +1251,7 @@ impl<M: Build> Builder<M> {
     ///
     /// A larger number saves requests under contention, but waiters of other processes wait longer. With a smaller
     /// number, those waiters get the lock sooner.
-    pub fn max_handoffs(mut self, hand_overs: u64) -> Self {
-        self.options.max_handoffs = hand_overs;
-        self
-    }
+    pub fn max_handoffs(mut self, hand_overs: u64);
 
     /// Sets how long this process keeps a hold without a guard (*caches* it) after the last guard of the hold was
     /// dropped. Defaults to zero, which means that the process releases the hold at once.
@@ -1308,20 +1293,14 @@ impl<M: Build> Builder<M> {
     /// manager.close().await
     /// # }
     /// ```
-    pub fn cache_for(mut self, cache_for: Duration) -> Self {
-        self.options.cache_for = cache_for;
-        self
-    }
+    pub fn cache_for(mut self, cache_for: Duration);
 
     /// Sets how many holds without a guard this manager may [cache](Builder::cache_for). Defaults to 10,000. At the
     /// limit, the manager releases the least recently used cached hold before it caches another hold.
     ///
     /// With a larger number, the cache saves more requests. With a smaller number, the manager renews fewer holds and
     /// needs less memory.
-    pub fn max_cached(mut self, max_cached: usize) -> Self {
-        self.options.max_cached = max_cached;
-        self
-    }
+    pub fn max_cached(mut self, max_cached: usize);
 
     /// Sets how long `try_read`, `try_write` and `try_upgrade` wait for the reply to a recall. They send a recall if
     /// another process may [cache](Builder::cache_for) its hold of the lock. That process releases the hold, or replies
@@ -1333,10 +1312,7 @@ impl<M: Build> Builder<M> {
     /// [`wait_timeout`](crate::Acquire::wait_timeout) is shorter. The time counts from the server's answer that reports
     /// such a hold. A waiting acquisition gets no reply if a guard uses the hold, and so it waits for this time in that
     /// case too.
-    pub fn recall_timeout(mut self, recall_timeout: Duration) -> Self {
-        self.options.recall_timeout = recall_timeout;
-        self
-    }
+    pub fn recall_timeout(mut self, recall_timeout: Duration);
 
     /// Sets how many acquisitions of this manager may be in progress at once. Defaults to 100,000. `usize::MAX` means
     /// no limit.
@@ -1371,9 +1347,7 @@ impl<M: Build> Builder<M> {
     /// guard.release().await
     /// # }
     /// ```
-    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
-        self.options.max_waiters = max_waiters;
-        self
+    pub fn max_waiters(mut self, max_waiters: usize);
     }
 
     /// Runs the background tasks of this manager on `runtime`, instead of the thread `redis-rwlock` of the process.

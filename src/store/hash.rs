@@ -5,20 +5,14 @@ use std::sync::Arc;
 
 use crate::base::options::TimestampClients;
 use crate::net::{Router, Script};
-use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
+use crate::store::lua::{LuaScheme, ScriptQueue, Scripts, scripts_of};
 use crate::store::scripts::hash;
 
-static SCRIPTS: Scripts = Scripts {
-    acquire: Script::new(hash::ACQUIRE),
-    leave: Script::new(hash::LEAVE),
-    convert: Script::new(hash::CONVERT),
-    renew: Script::new(hash::RENEW),
-    inspect: Script::new(hash::INSPECT),
-    force: Script::new(hash::FORCE),
+static SCRIPTS: Scripts = scripts_of!(hash {
     used: Some(Script::new(hash::USED)),
     note: Some(Script::new(hash::NOTE)),
     key_parts: &["lock"],
-};
+});
 
 pub(crate) fn scheme(router: Arc<Router>, limits: TimestampClients) -> LuaScheme {
     scheme_of(&SCRIPTS, router, limits)

@@ -26,10 +26,10 @@ use crate::base::recalls::Recalls;
 use crate::net::{Call, CallRoute, Expiry, Router, Script};
 use crate::store::redisson::{self, Names, names};
 use crate::store::{
-    Ability, AcquireRequest, Acquired, AcquisitionId, Attempt, BoxFuture, Converted, Failure, Floor, Forced, Granted,
-    IfTaken, MasterScheme, Mode, Note, Noted, Notification, NotifyingScheme, NotingScheme, RecallingScheme,
-    ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
-    refused_failure, scripts,
+    Ability, AcquireRequest, Acquired, AcquisitionId, Attempt, BoxAttempt, BoxFuture, Converted, Failure, Floor,
+    Forced, Granted, IfTaken, MasterScheme, Mode, Note, Noted, Notification, NotifyingScheme, NotingScheme,
+    RecallingScheme, ReleaseReply, ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription,
+    View, refused_failure, scripts,
 };
 
 /// Scripts and key parts of one Lua scheme.
@@ -47,6 +47,22 @@ pub(crate) struct Scripts {
     /// Last part of the name of each key of a lock, in the order of `KEYS`. Redisson's keys have other names.
     pub(crate) key_parts: &'static [&'static str],
 }
+
+/// Builds the scripts of a scheme from its texts in the module `scripts`.
+macro_rules! scripts_of {
+    ($scheme:ident { $($more:tt)* }) => {
+        Scripts {
+            acquire: Script::new($scheme::ACQUIRE),
+            leave: Script::new($scheme::LEAVE),
+            convert: Script::new($scheme::CONVERT),
+            renew: Script::new($scheme::RENEW),
+            inspect: Script::new($scheme::INSPECT),
+            force: Script::new($scheme::FORCE),
+            $($more)*
+        }
+    };
+}
+pub(super) use scripts_of;
 
 impl Scripts {
     /// Returns the commands of the server that the scheme needs.
@@ -343,7 +359,7 @@ impl Scheme for LuaScheme {
         self.is_of_redisson().then(|| redisson::reason_to_lack(ability))
     }
 
-    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxAttempt<'a, Acquired> {
         Box::pin(async move {
             let reply = self.router.call(self.acquire_call(key, request), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), |code, fields| {
@@ -352,7 +368,7 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxAttempt<'a, ReleaseReply> {
         Box::pin(async move {
             // The release overtakes acquisitions on the connection, because these may wait for the lock that the
             // release frees.
@@ -387,7 +403,7 @@ impl Scheme for LuaScheme {
         key: &'a Key,
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
-    ) -> BoxFuture<'a, Attempt<Converted>> {
+    ) -> BoxAttempt<'a, Converted> {
         Box::pin(async move {
             let reply = self.router.call(self.convert_call(key, old, request), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), |code, fields| {
@@ -424,7 +440,7 @@ impl Scheme for LuaScheme {
         self.router.changes()
     }
 
-    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxAttempt<'a, View> {
         Box::pin(async move {
             // An `inspect` has a connection of its own, because it may take long and other requests would wait behind
             // it.
@@ -433,7 +449,7 @@ impl Scheme for LuaScheme {
         })
     }
 
-    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxAttempt<'a, Forced> {
         Box::pin(async move {
             let reply = self.router.call(self.force_call(key, seen), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_forced)
@@ -523,7 +539,7 @@ impl RecallingScheme for LuaScheme {
         self.router.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
     }
 
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxAttempt<'a, ()> {
         Box::pin(async move {
             let script = self.scripts.used.as_ref().expect("a scheme with recalls has this script");
             if !AcquisitionId::is_one(id) {
@@ -537,7 +553,7 @@ impl RecallingScheme for LuaScheme {
 }
 
 impl NotingScheme for LuaScheme {
-    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>> {
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxAttempt<'a, Noted> {
         Box::pin(async move {
             let script = self.scripts.note.as_ref().expect("a scheme with notes has this script");
             let mut call = self.call(script, key);
@@ -555,19 +571,14 @@ impl MasterScheme for LuaScheme {
         key: &'a Key,
         request: &'a AcquireRequest,
         floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>> {
+    ) -> BoxAttempt<'a, Acquired> {
         Box::pin(async move {
             let reply = self.router.call(self.acquire_above_call(key, request, floor), CallRoute::Shared).await?;
             read_reply(reply, request.id.as_str(), parse_acquired)
         })
     }
 
-    fn force_shown<'a>(
-        &'a self,
-        key: &'a Key,
-        token: Option<FencingToken>,
-        seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>> {
+    fn force_shown<'a>(&'a self, key: &'a Key, token: Option<FencingToken>, seen: &'a View) -> BoxAttempt<'a, Forced> {
         Box::pin(async move {
             let reply = self.router.call(self.force_shown_call(key, token, seen), CallRoute::Dedicated).await?;
             read_reply(reply, "", parse_forced)

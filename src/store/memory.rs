@@ -31,8 +31,8 @@ use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::base::process::Process;
 use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
 use crate::store::{
-    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    MasterScheme, Note, Noted, Notification, NotifyingScheme, NotingScheme, RecallingScheme, ReleaseReply,
+    AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxAttempt, BoxFuture, Converted, Failure, Floor,
+    Forced, MasterScheme, Note, Noted, Notification, NotifyingScheme, NotingScheme, RecallingScheme, ReleaseReply,
     ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
 };
 
@@ -107,7 +107,7 @@ pub(crate) struct MemoryConnection {
 }
 
 impl MemoryConnection {
-    pub(crate) fn is_cut(&self) -> bool {
+    fn is_cut(&self) -> bool {
         self.is_cut.load(Ordering::SeqCst)
     }
 
@@ -328,11 +328,11 @@ impl MemoryScheme {
 }
 
 impl Scheme for MemoryScheme {
-    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxAttempt<'a, Acquired> {
         Box::pin(async move { self.apply(key, |record, now| record.acquire(now, u64::MAX, request)) })
     }
 
-    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxAttempt<'a, ReleaseReply> {
         let ReleaseRequest { key, id, rest_until } = request;
         Box::pin(async move { self.apply(key, |record, now| record.release_until(now, id, *rest_until)) })
     }
@@ -351,7 +351,7 @@ impl Scheme for MemoryScheme {
         key: &'a Key,
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
-    ) -> BoxFuture<'a, Attempt<Converted>> {
+    ) -> BoxAttempt<'a, Converted> {
         Box::pin(async move { self.apply(key, |record, now| record.convert(now, u64::MAX, old, request)) })
     }
 
@@ -373,11 +373,11 @@ impl Scheme for MemoryScheme {
         Route("memory".into())
     }
 
-    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxAttempt<'a, View> {
         Box::pin(async move { self.apply(key, |record, now| record.inspect(now)) })
     }
 
-    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxAttempt<'a, Forced> {
         Box::pin(async move { self.apply(key, |record, now| record.force_seen(now, seen)) })
     }
 
@@ -447,7 +447,7 @@ impl NotifyingScheme for MemoryScheme {
 }
 
 impl NotingScheme for MemoryScheme {
-    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxFuture<'a, Attempt<Noted>> {
+    fn set_note<'a>(&'a self, key: &'a Key, id: &'a AcquisitionId, note: &'a Note) -> BoxAttempt<'a, Noted> {
         Box::pin(async move { self.apply(key, |record, now| record.set_note(now, id, note)) })
     }
 }
@@ -458,7 +458,7 @@ impl RecallingScheme for MemoryScheme {
         true
     }
 
-    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxFuture<'a, Attempt<()>> {
+    fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxAttempt<'a, ()> {
         Box::pin(async move {
             self.connection.check()?;
             Ok(self.store.reply_in_use(key, id))
@@ -472,16 +472,11 @@ impl MasterScheme for MemoryScheme {
         key: &'a Key,
         request: &'a AcquireRequest,
         floor: Floor,
-    ) -> BoxFuture<'a, Attempt<Acquired>> {
+    ) -> BoxAttempt<'a, Acquired> {
         Box::pin(async move { self.apply(key, |record, now| record.acquire_above(now, u64::MAX, request, floor)) })
     }
 
-    fn force_shown<'a>(
-        &'a self,
-        key: &'a Key,
-        token: Option<FencingToken>,
-        seen: &'a View,
-    ) -> BoxFuture<'a, Attempt<Forced>> {
+    fn force_shown<'a>(&'a self, key: &'a Key, token: Option<FencingToken>, seen: &'a View) -> BoxAttempt<'a, Forced> {
         Box::pin(async move { self.apply(key, |record, now| record.force_shown(now, token, seen)) })
     }
 

@@ -35,9 +35,9 @@ use crate::base::key::{Key, Listing};
 use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::process;
 use crate::store::{
-    Ability, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Forced,
-    Granted, IfTaken, MasterScheme, Mode, NamedHolder, QuorumScheme, ReleaseBackground, ReleaseReply, ReleaseRequest,
-    RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
+    Ability, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxAttempt, BoxFuture, Converted, Failure,
+    Forced, Granted, IfTaken, MasterScheme, Mode, NamedHolder, QuorumScheme, ReleaseBackground, ReleaseReply,
+    ReleaseRequest, RenewalRequest, Renewed, Route, Scheme, ServerContact, View,
 };
 
 mod acquire;
@@ -222,22 +222,22 @@ impl Quorum {
         if was_held { Vote::Yes(Yes { sent: now, until: now, token: NO_TOKEN }) } else { Vote::No }
     }
 
-    /// Returns the masters that are not silent.
-    fn live_masters(&self) -> impl Iterator<Item = (usize, &dyn MasterScheme)> {
-        let masters = self.masters.iter().enumerate().filter(|(_, master)| !master.is_silent());
-        masters.map(|(place, master)| (place, &*master.scheme))
-    }
-
-    /// Returns the successful answers, if a majority of the masters gave a successful answer.
-    fn majority_of<T>(&self, answers: Vec<(usize, Result<T, Failure>)>) -> Result<Vec<(usize, T)>, Failure> {
+    /// Asks the masters that are not silent. Returns the successful answers, if a majority of the masters gave a
+    /// successful answer.
+    async fn ask_majority<'a, T>(
+        &'a self,
+        ask: impl Fn(usize, &'a dyn MasterScheme) -> BoxFuture<'a, Result<T, Failure>> + Send + Sync,
+    ) -> Result<Vec<(usize, T)>, Failure> {
+        let (masters, ask) = (self.masters.len(), &ask);
+        let live = self.masters.iter().enumerate().filter(|(_, master)| !master.is_silent());
+        let asked = live.map(|(place, master)| async move { (place, ask(place, &*master.scheme).await) });
         let (mut summary, mut given) = (AnswerSummary::default(), Vec::new());
-        for (place, answer) in answers {
+        for (place, answer) in join_all(asked).await {
             match answer {
                 Ok(answer) => given.push((place, answer)),
                 Err(failure) => summary.failures.push(failure),
             }
         }
-        let masters = self.masters.len();
         if given.len() >= majority(masters) { Ok(given) } else { Err(summary.failure(masters)) }
     }
 
@@ -308,7 +308,7 @@ impl Scheme for Quorum {
         })
     }
 
-    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxFuture<'a, Attempt<Acquired>> {
+    fn acquire<'a>(&'a self, key: &'a Key, request: &'a AcquireRequest) -> BoxAttempt<'a, Acquired> {
         Box::pin(async move {
             self.note_lease(request.lease);
             match self.outstanding.token_of(&request.id) {
@@ -318,7 +318,7 @@ impl Scheme for Quorum {
         })
     }
 
-    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxFuture<'a, Attempt<ReleaseReply>> {
+    fn release<'a>(&'a self, request: &'a ReleaseRequest) -> BoxAttempt<'a, ReleaseReply> {
         Box::pin(
             async move { self.release_everywhere(std::slice::from_ref(request)).await.pop().expect("one answer each") },
         )
@@ -340,7 +340,7 @@ impl Scheme for Quorum {
         key: &'a Key,
         old: &'a AcquisitionId,
         request: &'a AcquireRequest,
-    ) -> BoxFuture<'a, Attempt<Converted>> {
+    ) -> BoxAttempt<'a, Converted> {
         Box::pin(async move {
             self.note_lease(request.lease);
             self.convert_by_majority(key, old, request).await
@@ -355,24 +355,20 @@ impl Scheme for Quorum {
         Route("quorum".into())
     }
 
-    fn inspect<'a>(&'a self, key: &'a Key) -> BoxFuture<'a, Attempt<View>> {
+    fn inspect<'a>(&'a self, key: &'a Key) -> BoxAttempt<'a, View> {
         Box::pin(async move {
-            let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.inspect(key).await) });
-            let answers = self.majority_of(join_all(asks).await)?;
+            let answers = self.ask_majority(|_, scheme| scheme.inspect(key)).await?;
             let (server, view) = views::merge(self.masters.len(), answers);
             Ok(answer_of(self.clock.now(), server, view))
         })
     }
 
-    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+    fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxAttempt<'a, Forced> {
         Box::pin(async move {
-            let asks = self.live_masters().map(|(place, scheme)| {
-                // A master may have no token in the view. It may have got the hold after the other masters answered
-                // `inspect`.
-                let token = seen.tokens.get(place).copied().flatten();
-                async move { (place, scheme.force_shown(key, token, seen).await) }
-            });
-            let answers = self.majority_of(join_all(asks).await)?;
+            // A master may have no token in the view. It may have got the hold after the other masters answered
+            // `inspect`.
+            let token = |place| seen.tokens.get(place).copied().flatten();
+            let answers = self.ask_majority(|place, scheme| scheme.force_shown(key, token(place), seen)).await?;
             let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
             let forced = views::merge_forced(seen, answers.into_iter().map(|(_, answer)| answer.value).collect());
             Ok(answer_of(self.clock.now(), server, forced))
@@ -440,10 +436,9 @@ impl Scheme for Quorum {
 
     fn names<'a>(&'a self, listing: &'a Listing) -> BoxFuture<'a, Result<BTreeSet<String>, Failure>> {
         Box::pin(async move {
-            let asks = self.live_masters().map(|(place, scheme)| async move { (place, scheme.names(listing).await) });
             // A majority of the masters has recorded each held lock. Any two majorities share a master, so the answers
             // of a majority miss no held lock.
-            let answers = self.majority_of(join_all(asks).await)?;
+            let answers = self.ask_majority(|_, scheme| scheme.names(listing)).await?;
             Ok(answers.into_iter().flat_map(|(_, names)| names).collect())
         })
     }

@@ -17,20 +17,10 @@ pub(crate) use self::limits::adapt;
 pub(super) use self::names::Names;
 use crate::net::{Router, Script};
 use crate::store::Ability;
-use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
+use crate::store::lua::{LuaScheme, ScriptQueue, Scripts, scripts_of};
 use crate::store::scripts::redisson;
 
-static SCRIPTS: Scripts = Scripts {
-    acquire: Script::new(redisson::ACQUIRE),
-    leave: Script::new(redisson::LEAVE),
-    convert: Script::new(redisson::CONVERT),
-    renew: Script::new(redisson::RENEW),
-    inspect: Script::new(redisson::INSPECT),
-    force: Script::new(redisson::FORCE),
-    used: None,
-    note: None,
-    key_parts: &[],
-};
+static SCRIPTS: Scripts = scripts_of!(redisson { used: None, note: None, key_parts: &[] });
 
 /// Creates the scheme that shares its locks with clients of Redisson. `longest_lease` is the longest time for which a
 /// manager relies on an answer of the server.

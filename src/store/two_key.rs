@@ -3,20 +3,10 @@
 use std::sync::Arc;
 
 use crate::net::{Router, Script};
-use crate::store::lua::{LuaScheme, ScriptQueue, Scripts};
+use crate::store::lua::{LuaScheme, ScriptQueue, Scripts, scripts_of};
 use crate::store::scripts::two_key;
 
-static SCRIPTS: Scripts = Scripts {
-    acquire: Script::new(two_key::ACQUIRE),
-    leave: Script::new(two_key::LEAVE),
-    convert: Script::new(two_key::CONVERT),
-    renew: Script::new(two_key::RENEW),
-    inspect: Script::new(two_key::INSPECT),
-    force: Script::new(two_key::FORCE),
-    used: None,
-    note: None,
-    key_parts: &["read", "write"],
-};
+static SCRIPTS: Scripts = scripts_of!(two_key { used: None, note: None, key_parts: &["read", "write"] });
 
 pub(crate) fn scheme(router: Arc<Router>) -> LuaScheme {
     LuaScheme::new(&SCRIPTS, router, ScriptQueue::Beside)

@@ -8,7 +8,7 @@
 --   next_reader; own_ms, own_enters, own_is_dead, waiter_record; to_set, to_delete.
 local head_is_alive, old_head = false, head
 if writer_gone and in_phase == 0 and later_readers > 0 then
-  phase, in_phase, later_readers, queue_changed = phase == 'x' and 'y' or 'x', later_readers, 0, true
+  --@phase
 end
 while true do
   local is_shut = writer and (writer ~= id or write ~= writer_stamp) or foreign_write_until_ms > now_ms
@@ -17,15 +17,14 @@ while true do
     if not head_record then head_record, head_next = unpack(call('HMGET', key, 'U' .. head, 'N' .. head)) end
     head_is_alive = match(head_record, '^%d+') + 0 > now_ms
     if head_is_alive or records_left == 0 then break end
-    local n = #to_delete
-    to_delete[n + 1], to_delete[n + 2], to_delete[n + 3] = 'U' .. head, 'N' .. head, 'P' .. head
+    --@unlink
     if head == id then waiter_record = nil end
     head, head_record, waiting_writers, records_left, queue_changed =
       head_next, nil, waiting_writers - 1, records_left - 1, true
   end
   if is_shut or writer or new_writer then break end
   if in_phase == 0 and later_readers > 0 and head == '-' then
-    phase, in_phase, later_readers, queue_changed = phase == 'x' and 'y' or 'x', later_readers, 0, true
+    --@phase
   end
   -- Dead readers go from the last slot on, until one is live or there are too many to know.
   local must_look = in_phase > 0 or asked_mode == 'r' and head == '-'
@@ -86,8 +85,7 @@ while true do
     local claim_ms, claim_tokens = match(head_record, '^%d+ (%d+) %d+ (%d+)$')
     new_writer, new_writer_ms, new_writer_tokens = head, now_ms + claim_ms, claim_tokens
     if head ~= id then admitted, to_notify = {head, new_writer_ms}, to_notify or {} end
-    local n = #to_delete
-    to_delete[n + 1], to_delete[n + 2], to_delete[n + 3] = 'U' .. head, 'N' .. head, 'P' .. head
+    --@unlink
     head, head_record, head_is_alive, waiting_writers, queue_changed = head_next, nil, false, waiting_writers - 1, true
   else
     -- Too many readers for one script. The next reader sends its request again, and this request lets in more.

@@ -1,7 +1,7 @@
 -- Writes the headers, the ttl and all that is pending. Publishes the notifications at last.
 -- Reads: call, key, id, now_ms, format, sub, max, RETENTION_MS, free_ms (when the lock may be free if nothing has changed),
 --   ttl_stays, and what the parts before have set.
--- Sets: to_set, to_delete, alive_until_ms, unpublished, holder (the new header).
+-- Sets: to_set, to_delete, to_notify, alive_until_ms, unpublished, holder (the new header).
 if holder_changed then
   local header
   if writer then
@@ -50,14 +50,14 @@ if not ttl_stays then
     call('PEXPIREAT', key, format('%d', max(ends_ms, free_ms or 0) + RETENTION_MS), 'NX')
   end
 end
-if next_reader or to_notify then
+if next_reader and next_reader ~= id then
+  to_notify = to_notify or {}
+  to_notify[#to_notify + 1], to_notify[#to_notify + 2] = next_reader, next_reader
+end
+if to_notify then
   --@channel
-  for n = 1, to_notify and #to_notify or 0, 2 do
+  for n = 1, #to_notify, 2 do
     local published = redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(to_notify[n], 1, 32), to_notify[n + 1])
-    if type(published) == 'table' then unpublished = ' unpublished' end
-  end
-  if next_reader and next_reader ~= id then
-    local published = redis.pcall('SPUBLISH', channel .. ':wake:' .. sub(next_reader, 1, 32), next_reader)
     if type(published) == 'table' then unpublished = ' unpublished' end
   end
 end

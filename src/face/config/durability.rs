@@ -9,7 +9,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::base::durability::{Durability, Replicas};
-use crate::base::duration_text::DurationText;
+use crate::base::duration_text::{DurationText, InvalidDuration};
 use crate::base::error::{Error, Result};
 
 const LEVELS: &str = "\"primary\", \"server\", or replicas and timeout";
@@ -123,20 +123,14 @@ impl DurabilityVars {
     /// Reads one variable. `name` is its full name, for error messages. Returns false if `field` belongs to another
     /// option.
     pub(super) fn set(&mut self, name: &str, field: &str, value: &str) -> Result<bool> {
-        let wrong = |reason: String| Error::invalid("durability", format!("{name} {reason}"));
+        let wrong = |reason: &str| Error::invalid("durability", format!("{name}{reason}"));
         match field {
-            "DURABILITY" => {
-                let level = value.parse().map_err(|()| wrong("must be primary or server".to_owned()))?;
-                self.level = Some(level);
-            }
+            "DURABILITY" => self.level = Some(value.parse().map_err(|()| wrong(" must be primary or server"))?),
             "DURABILITY_REPLICAS" => {
-                let replicas = value.parse().map_err(|()| wrong(format!("must be {REPLICAS}")))?;
-                self.replicas = Some(replicas);
+                self.replicas = Some(value.parse().map_err(|()| wrong(&format!(" must be {REPLICAS}")))?);
             }
             "DURABILITY_TIMEOUT" => {
-                let timeout = value.parse();
-                self.timeout =
-                    Some(timeout.map_err(|reason| Error::invalid("durability", format!("{name}: {reason}")))?);
+                self.timeout = Some(value.parse().map_err(|reason: InvalidDuration| wrong(&format!(": {reason}")))?);
             }
             _ => return Ok(false),
         }
@@ -145,21 +139,15 @@ impl DurabilityVars {
 
     /// Returns the durability that the variables give together. `prefix` is that of their names, for error messages.
     pub(super) fn finish(self, prefix: &str) -> Result<Option<DurabilityField>> {
-        match (self.level, self.replicas, self.timeout) {
-            (level, None, None) => Ok(level),
-            (None, Some(replicas), Some(timeout)) => Ok(Some(ReplicatedFields { replicas, timeout }.into())),
-            (None, ..) => {
-                let reason =
-                    format!("set both {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT, or neither");
-                Err(Error::invalid("durability", reason))
-            }
-            (Some(_), ..) => {
-                let reason = format!(
-                    "set either {prefix}_DURABILITY, or {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT"
-                );
-                Err(Error::invalid("durability", reason))
-            }
-        }
+        let reason = match (self.level, self.replicas, self.timeout) {
+            (level, None, None) => return Ok(level),
+            (None, Some(replicas), Some(timeout)) => return Ok(Some(ReplicatedFields { replicas, timeout }.into())),
+            (None, ..) => format!("set both {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT, or neither"),
+            (Some(_), ..) => format!(
+                "set either {prefix}_DURABILITY, or {prefix}_DURABILITY_REPLICAS and {prefix}_DURABILITY_TIMEOUT"
+            ),
+        };
+        Err(Error::invalid("durability", reason))
     }
 }
 

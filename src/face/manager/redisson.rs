@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::sealed::FromDeployment;
-use super::{Builder, Deployment, RedisManager, RwLockManager, Sealed};
-use crate::base::clock::Clock;
+use super::{Builder, Deployment, RedisManager, RwLockManager, Sealed, topology_router};
 #[allow(unused_imports)] // only links in the documentation use this import
 use crate::base::durability::Durability;
 #[allow(unused_imports)] // only links in the documentation use this import
@@ -17,7 +16,6 @@ use crate::base::options::Options;
 use crate::base::topology::Topology;
 use crate::engine::Engine;
 use crate::engine::handles::Handles;
-use crate::net::Router;
 use crate::store::redisson;
 
 /// Manager of locks on one node, behind Sentinel, or on a cluster, in the format of Redisson's `RReadWriteLock`. Services
@@ -111,9 +109,7 @@ impl FromDeployment for RedissonManager {
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
         let topology = place.servers();
         let options = redisson::adapt(&topology, options)?;
-        let background_runtime = options.background_runtime(Clock::System);
-        let router = Router::new(&topology, &options, &background_runtime)?;
-        let scheme = redisson::scheme(Arc::new(router), options.longest_lease);
+        let scheme = redisson::scheme(topology_router(&topology, &options)?, options.longest_lease);
         Ok(Self { handles: Handles::new(Arc::new(scheme), options) })
     }
 }

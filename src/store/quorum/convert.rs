@@ -56,7 +56,13 @@ impl Quorum {
         old: &AcquisitionId,
         request: &AcquireRequest,
     ) -> Attempt<Converted> {
-        let voters = voters(request.mode);
+        // A write hold excludes all other holders, also when it becomes a read hold. A read hold is different, because
+        // a restarted master may have forgotten other read holds. So only masters that remember their grants may vote
+        // when a read hold becomes a write hold.
+        let voters = match request.mode {
+            Mode::Read => Voters::Holding,
+            Mode::Write => Voters::Remembering,
+        };
         let mut conversion = QuorumConversion {
             key: Arc::new(key.clone()),
             old: old.clone(),
@@ -224,16 +230,6 @@ impl Quorum {
         let lost = || Converted::Lost { forced: self.outstanding.forced_token(&old) };
         let value = if is_there { Converted::Refused } else { lost() };
         answer_of(self.clock.now(), summary.server, value)
-    }
-}
-
-/// Returns the rule that decides which masters may vote. A write hold excludes all other holders, also when it becomes
-/// a read hold. A read hold is different, because a restarted master may have forgotten other read holds. So only
-/// masters that remember their grants may vote when a read hold becomes a write hold.
-fn voters(wanted: Mode) -> Voters {
-    match wanted {
-        Mode::Read => Voters::Holding,
-        Mode::Write => Voters::Remembering,
     }
 }
 

@@ -10,10 +10,10 @@ const TOKENS: &str = ":rwlock_tokens";
 const CHANNEL: &str = "redisson_rwlock:";
 
 /// Names that belong to one lock.
-pub(in crate::store) struct Names<'a>(&'a str);
+pub(crate) struct Names<'a>(&'a str);
 
 impl<'a> Names<'a> {
-    pub(in crate::store) fn of(key: &'a Key) -> Self {
+    pub(crate) fn of(key: &'a Key) -> Self {
         Self(key.name())
     }
 
@@ -24,32 +24,32 @@ impl<'a> Names<'a> {
     }
 
     /// Returns the beginning of the names of all timeouts of the lock.
-    pub(in crate::store) fn beginning(&self) -> String {
+    pub(crate) fn beginning(&self) -> String {
         self.second("", ":")
     }
 
     /// Returns the key of the tokens.
-    pub(in crate::store) fn tokens(&self) -> String {
+    pub(crate) fn tokens(&self) -> String {
         self.second("", TOKENS)
     }
 
     /// Returns the key of the only timeout of the read hold with this id.
-    pub(in crate::store) fn timeout(&self, id: &str) -> String {
+    pub(crate) fn timeout(&self, id: &str) -> String {
         [&self.beginning(), id, ":1:rwlock_timeout:1"].concat()
     }
 
-    pub(in crate::store) fn channel(&self) -> String {
+    pub(crate) fn channel(&self) -> String {
         self.second(CHANNEL, "")
     }
 }
 
 /// Returns the pattern for `SCAN` that finds the keys of tokens.
-pub(in crate::store) fn pattern_of_tokens() -> String {
+pub(crate) fn pattern_of_tokens() -> String {
     ["*", TOKENS].concat()
 }
 
 /// Returns the lock to which a key of tokens belongs.
-pub(in crate::store) fn lock_of_tokens(key: &str) -> Option<String> {
+pub(crate) fn lock_of_tokens(key: &str) -> Option<String> {
     let shown = key.strip_suffix(TOKENS)?;
     let bare = shown.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
     // The names `a` and `{a}` have the same second names. The plain one is the usual one.

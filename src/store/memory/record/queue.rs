@@ -50,7 +50,7 @@ impl Record {
         self.next_to_ask = self.batch_readers.last().map(|next| next.request.id.clone());
     }
 
-    pub(super) fn admit_next(&mut self, step: &mut ServerStep) {
+    fn admit_next(&mut self, step: &mut ServerStep) {
         loop {
             if self.batch_readers.is_empty() && !self.waiting_readers.is_empty() && !self.has_waiting_writer(step) {
                 self.begin_batch();
@@ -75,7 +75,7 @@ impl Record {
     }
 
     /// Admits the readers of the phase, from the last array element to the first.
-    pub(super) fn admit_readers(&mut self, step: &mut ServerStep) {
+    fn admit_readers(&mut self, step: &mut ServerStep) {
         if self.expire_readers(step) == LiveReaders::Crowded {
             return;
         }
@@ -187,7 +187,7 @@ impl Record {
 
     /// Adds the request to the queue. A live waiter with this id keeps its place and lives longer. A dead waiter with
     /// this id gets a new place at the end.
-    pub(super) fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, waiter_ttl: Duration) {
+    fn enqueue(&mut self, now_ms: u64, request: &AcquireRequest, waiter_ttl: Duration) {
         let until_ms = now_ms + millis(waiter_ttl);
         self.remember(until_ms);
         let waiting = self.waiting_writers.iter_mut().chain(&mut self.batch_readers).chain(&mut self.waiting_readers);
@@ -216,7 +216,7 @@ impl Record {
     }
 
     /// Removes a waiter from the queue. Returns true if the waiter was live until now.
-    pub(in crate::store::memory) fn cancel(&mut self, now_ms: u64, id: &AcquisitionId) -> bool {
+    pub(crate) fn cancel(&mut self, now_ms: u64, id: &AcquisitionId) -> bool {
         let writer = self.waiting_writers.iter().position(|waiting| waiting.request.id == *id);
         let waiting = if let Some(writer) = writer {
             self.waiting_writers.remove(writer)

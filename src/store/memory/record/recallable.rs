@@ -7,15 +7,15 @@ use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::{AcquireRequest, AcquisitionId, Converted, IfTaken, Mode, Renewed};
 
 /// Shortest time between two recalls of a hold by waiters, in milliseconds.
-pub(in crate::store::memory) const RECALL_INTERVAL_MS: u64 = 500;
+pub(crate) const RECALL_INTERVAL_MS: u64 = 500;
 
 /// Recallable flag, which a request sets if its process may cache its hold. The flag counts only for its token. The
 /// next phase has another token, so no operation has to remove the flag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(in crate::store::memory) struct RecallableFlag {
-    pub(in crate::store::memory) token: u64,
+pub(crate) struct RecallableFlag {
+    pub(crate) token: u64,
     /// Time of the last recall by a waiter, in milliseconds.
-    pub(in crate::store::memory) recalled_ms: Option<u64>,
+    pub(crate) recalled_ms: Option<u64>,
 }
 
 /// Recall of a hold that may be cached. A waiter wants this hold to be released.

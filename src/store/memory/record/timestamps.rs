@@ -13,7 +13,7 @@ use crate::store::{AcquireRequest, AcquisitionId, Mode, View};
 
 /// Timestamps of one lock. They include the foreign `read` that the `read` of this crate has replaced.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(in crate::store::memory) struct Stamps {
+pub(crate) struct Stamps {
     limits: TimestampClientsMs,
     write: Option<u64>,
     read: Option<u64>,
@@ -121,7 +121,7 @@ impl Record {
         time(self.client_write())
     }
 
-    pub(super) fn client_write(&self) -> Option<u64> {
+    fn client_write(&self) -> Option<u64> {
         self.stamps.as_ref()?.client_write(self.writer_hold())
     }
 

@@ -1,7 +1,7 @@
--- Queue of the waiters for the lock. This text is not a script: `scripts.rs` puts it into other scripts. It grants the
--- lock to no waiter. It notifies the next waiter, which then asks again.
--- It uses these locals of the script: read_key, server_us, now_ms. It sets the local unpublished to the last word of the
--- answer, if the server has refused a notification.
+-- Queue of the waiters for the lock. It grants the lock to no waiter. It notifies the next waiter, which then asks again.
+-- Reads: call, read_key, server_us, now_ms.
+-- Sets: the functions first, opened, notify_readers, wake and publish, too_many_dead, PLACES, ALIVE_OFFSET, RESERVED_MS;
+--   unpublished (a local of the script), the last word of the answer, if the server has refused a notification.
 local FEW, ALIVE_OFFSET, RESERVED_MS = 4, 17592186044416, 250
 local touches_left = 100 -- number of dead waiters and of readers to notify that the script may still handle
 -- Number of members that are no place but whose scores may lie between those of places: #token, #born, #forced, #barred,
@@ -13,7 +13,7 @@ local to_notify, too_many_dead, heads, opened_us = {}, false, {}, nil
 
 -- Returns the ids and places of the first waiters of one mode, `limit` at most.
 local function waiting(which, from, to, limit)
-  local found, ids, places = redis.call('ZRANGEBYSCORE', read_key, from, to, 'WITHSCORES', 'LIMIT', 0, limit + OTHERS), {}, {}
+  local found, ids, places = call('ZRANGEBYSCORE', read_key, from, to, 'WITHSCORES', 'LIMIT', 0, limit + OTHERS), {}, {}
   for n = 1, #found, 2 do
     local letter, waiter_id = string.match(found[n], '^#([rw]) (.+)$')
     if letter == which and #ids < limit then ids[#ids + 1], places[#places + 1] = waiter_id, found[n + 1] end
@@ -31,7 +31,7 @@ local function first(which)
     local ids, places = waiting(which, from, to, limit)
     local fields, alive, dead = {}, {}, {}
     for n, waiter_id in ipairs(ids) do fields[n] = '#u ' .. waiter_id end
-    if #ids > 0 then alive = redis.call('ZMSCORE', read_key, unpack(fields)) end
+    if #ids > 0 then alive = call('ZMSCORE', read_key, unpack(fields)) end
     for n, waiter_id in ipairs(ids) do
       if -(alive[n] or 0) - ALIVE_OFFSET > now_ms then
         heads[which] = {waiter_id, places[n], places[n] - from}
@@ -40,7 +40,7 @@ local function first(which)
       dead[#dead + 1], dead[#dead + 2] = '#' .. which .. ' ' .. waiter_id, fields[n]
       touches_left = touches_left - 1
     end
-    if #dead > 0 then redis.call('ZREM', read_key, unpack(dead)) end
+    if #dead > 0 then call('ZREM', read_key, unpack(dead)) end
     if heads[which] or #ids < limit then
       heads[which] = heads[which] or {}
       return unpack(heads[which])
@@ -54,7 +54,7 @@ end
 -- Returns the time at which the phase of the waiting readers began, or 0 without such a phase. Readers that came until
 -- then enter before the next writer.
 local function opened()
-  opened_us = opened_us or -(redis.call('ZMSCORE', read_key, '#open')[1] or 0)
+  opened_us = opened_us or -(call('ZMSCORE', read_key, '#open')[1] or 0)
   return opened_us
 end
 
@@ -65,9 +65,9 @@ local function notify_readers(from, limit)
   local ids, places = waiting('r', from, to, limit)
   for _, waiter_id in ipairs(ids) do to_notify[#to_notify + 1] = waiter_id end
   if #ids == limit then
-    redis.call('ZADD', read_key, places[#ids], '#chain')
+    call('ZADD', read_key, places[#ids], '#chain')
   else
-    redis.call('ZREM', read_key, '#chain')
+    call('ZREM', read_key, '#chain')
   end
 end
 
@@ -76,12 +76,12 @@ end
 local function wake(after_writer, readers_inside)
   local writer, reader, place, came_us = first('w'), first('r')
   if not (writer or reader) then -- no client waits
-    redis.call('ZREM', read_key, '#waits', '#next', '#open', '#chain')
+    call('ZREM', read_key, '#waits', '#next', '#open', '#chain')
     return
   end
   if reader and (after_writer or not (writer or readers_inside)) then
     opened_us = server_us
-    redis.call('ZADD', read_key, -server_us, '#open')
+    call('ZADD', read_key, -server_us, '#open')
   end
   if reader and (not writer or came_us <= opened()) then
     if reader ~= '' then notify_readers(place, math.max(1, touches_left)) end
@@ -90,10 +90,10 @@ local function wake(after_writer, readers_inside)
   end
   if not readers_inside and #to_notify > 0 then
     local ends_ms = now_ms + RESERVED_MS
-    redis.call('ZADD', read_key, -ends_ms, '#next')
+    call('ZADD', read_key, -ends_ms, '#next')
     -- The first notified waiter counts as dead if it does not ask again until then. GT compares negated times. So it can
     -- only shorten the time for which the waiter counts as live.
-    redis.call('ZADD', read_key, 'XX', 'GT', -(ALIVE_OFFSET + ends_ms), '#u ' .. to_notify[1])
+    call('ZADD', read_key, 'XX', 'GT', -(ALIVE_OFFSET + ends_ms), '#u ' .. to_notify[1])
   end
 end
 
