@@ -40,7 +40,7 @@ use connection::{Load, Wording};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
 use greeting::hello_of_info;
-pub(super) use greeting::{hello_field, info_field, info_text, parse_time};
+pub(super) use greeting::{hello_field, hello_value, info, info_field, info_text, list_items, parse_time};
 pub(super) use in_flight::Precedence;
 pub(super) use replicas::ReplicaNames;
 use replicated::{ReplicatedCalls, ReplicatedConnections};
@@ -394,7 +394,6 @@ impl Node {
         if !self.speaks_resp2() {
             return self.ask(&redis::cmd("HELLO")).await;
         }
-        let info = |section: &str| redis::cmd("INFO").arg(section).take();
         let (server, replication) = (self.ask(&info("server")).await?, self.ask(&info("replication")).await?);
         Ok(hello_of_info(&server, &replication))
     }

@@ -292,10 +292,7 @@ impl Fleet {
                                 "{address} is a member of another cluster by now"
                             ));
                         }
-                        // A refusal replaces other faults, because it tells more than a missing answer.
-                        Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
-                        Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
-                        Some((_, Err(_))) => {}
+                        Some((_, Err(other))) => fault.prefer(other),
                         None if unasked > 0 => break,
                         None => return Err(fault),
                     },
@@ -324,8 +321,7 @@ impl Fleet {
 
     async fn ask_for_slots(&self, address: Arc<str>) -> (Arc<str>, Result<SlotMap, Fault>) {
         let asking = async {
-            let mut question = redis::cmd("CLUSTER");
-            question.arg("SLOTS");
+            let question = redis::cmd("CLUSTER").arg("SLOTS").take();
             let reply = self.node(&address)?.ask_for_map(&question).await?;
             let map = SlotMap::parse(&reply, |announced| self.on_announced(announced, &address));
             let map = map.filter(|map| !map.is_empty());

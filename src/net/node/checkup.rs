@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::connection::Request;
 use super::connections::{Connections, DialFault, OpenConnection, Sharing};
-use super::greeting::{info_field, info_text};
+use super::greeting::{info, info_field, info_text};
 use super::{Node, parse_time};
 use crate::base::error::Refusal;
 use crate::base::health::NodeFinding;
@@ -32,8 +32,7 @@ impl Connections {
     }
 
     async fn ask_for_memory(&self, live: &OpenConnection) {
-        let mut info = redis::cmd("INFO");
-        info.arg("memory");
+        let info = info("memory");
         let asking = live.connection.ask(Request::Command(&info));
         if let Ok(Ok(reply)) = tokio::time::timeout(self.limits.response_timeout, asking).await {
             self.note_memory(fault::reply(reply));

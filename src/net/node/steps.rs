@@ -13,7 +13,7 @@ use redis::{Cmd, ConnectionAddr, RedisConnectionInfo, RedisError, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{DialFault, not_sent};
-use super::greeting::{hello_of_info, unreadable};
+use super::greeting::{hello_of_info, info, unreadable};
 use super::push_handler::PushHandler;
 use super::wire::{AnswerMemory, Stream, Wire};
 use crate::base::error::Refusal;
@@ -155,7 +155,6 @@ impl Steps {
         settings: &RedisConnectionInfo,
         questions: &[Request<'_>],
     ) -> Result<(Value, Vec<Value>), DialFault> {
-        let info = |section: &str| redis::cmd("INFO").arg(section).take();
         let commands = [vec![auth(settings), info("server"), info("replication")], after_login(settings)].concat();
         let login = commands.iter().map(Request::Command).chain(questions.iter().copied());
         let mut answers = self.take(Step::Greeting, connection.ask_all(&login.collect::<Vec<_>>())).await?.into_iter();
