@@ -11,7 +11,7 @@ use crate::base::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
 use crate::base::lease::Moment;
 
 /// Reason why a call has no usable reply, as far as the answer of one node can show it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Fault {
     /// The slot belongs to the node at `address`. Nothing ran.
     Moved { address: String },

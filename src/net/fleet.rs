@@ -213,7 +213,6 @@ impl Fleet {
     }
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
-        let unusable = || Fault::unsent(format!("{address:?} is no address of a node"));
         let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
         let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
         let replica_names = match &self.map_source {
@@ -221,8 +220,9 @@ impl Fleet {
             MapSource::Sentinels(sentinels) => ReplicaNames::Sentinels(Arc::clone(sentinels)),
         };
         let reports = Reports { on_loss, outages, conditions, source, secrets, replica_names };
+        let unusable = || Fault::unsent(format!("{address:?} is no address of a node"));
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        Node::new(address, info, self.limits, self.background_runtime.clone(), reports).map_err(|_| unusable())
+        Ok(Node::new(address, info, self.limits, self.background_runtime.clone(), reports))
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {

@@ -14,17 +14,18 @@
 //! replica.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{ConnectionAddr, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::dialects::publishing_question;
 use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable};
+use super::in_flight::InFlightLimit;
 use super::push_handler::PushHandler;
 use super::relogin::Relogin;
 use super::steps::unsupported_address;
@@ -34,7 +35,7 @@ use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::Refusal;
 use crate::base::lease::{ClockSample, Moment};
 use crate::net::CLOCK;
-use crate::net::fault::{self, Fault};
+use crate::net::fault;
 use crate::net::pushed::OnPush;
 use crate::net::secrets::Login;
 
@@ -166,7 +167,7 @@ impl Connections {
         let mut login = Arc::new(self.secrets.login(&self.info, limit).await?);
         for _ in 1..MAX_LOGINS {
             let refused = match dial(Arc::clone(&login)).await {
-                Err(refused) if is_unauthenticated(&refused) => refused,
+                Err(refused @ DialFault::Refused(Refusal::Unauthenticated, _)) => refused,
                 dialed => return dialed,
             };
             login = Arc::new(self.secrets.login_after_refusal(&login, limit).await.ok_or(refused)?);
@@ -208,11 +209,6 @@ impl Connections {
 
     /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
     /// has this address. Otherwise uses any address of the name.
-    pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
-        let (on_loss, on_push) = (&on_loss, &on_push);
-        self.with_newest_login(|login| async move { self.dial_link_with(&login, on_loss, on_push).await }).await
-    }
-
     async fn dial_link_with(&self, login: &Login, on_loss: &OnLoss, on_push: &OnPush) -> Result<Connection, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(on_loss)));
@@ -234,20 +230,21 @@ impl Connections {
                 self.reach_among(addresses, choice).await
             }
             ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
-            other => Err(not_sent(Fault::of_dial(unsupported_address(other).into()))),
+            other => Err(not_sent(unsupported_address(other))),
         }
     }
 
     /// Connects to an address of a name.
     async fn reach_among(&self, mut addresses: Vec<SocketAddr>, choice: Choice<'_>) -> Result<Reached, DialFault> {
-        let mut primary = None;
-        match choice {
-            Choice::AllBut(tried) => addresses.retain(|address| !tried.contains(address)),
-            Choice::Primary | Choice::PrimaryFirst => {
-                let noted = self.departures.lock().primary;
-                primary = noted.filter(|noted| addresses.contains(noted));
+        let primary = match choice {
+            Choice::AllBut(tried) => {
+                addresses.retain(|address| !tried.contains(address));
+                None
             }
-        }
+            Choice::Primary | Choice::PrimaryFirst => {
+                self.departures.lock().primary.filter(|noted| addresses.contains(noted))
+            }
+        };
         if let Some(primary) = primary {
             let fault = match self.steps.connect(&[primary]).await {
                 Ok((stream, peer)) => {
@@ -288,10 +285,8 @@ impl Connections {
         self.speaks_resp2.store(speaks_resp2(&hello), Ordering::Relaxed);
         // In RESP2, a connection that has subscribed takes no `AUTH`. If the server ends it, the next one logs in anew.
         let takes_auth = !subscribes || !speaks_resp2(&hello);
-        let relogin = |wire: &_| {
-            let relogin = takes_auth.then(|| Relogin::start(wire, login, &self.address, response_timeout));
-            relogin.flatten()
-        };
+        let relogin =
+            |wire: &_| takes_auth.then(|| Relogin::start(wire, login, &self.address, response_timeout)).flatten();
         Ok((connection.with_relogin(relogin), hello, answers))
     }
 
@@ -329,15 +324,29 @@ impl Connections {
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
         self.conditions.note_connected(&self.address, &name, &version);
         self.note_time(server, sent, CLOCK.now());
-        let number = self.dialed.fetch_add(1, Ordering::Relaxed);
-        let clock_sample = ClockSample { sent, server };
-        let timeout = self.limits.response_timeout;
-        let live = OpenConnection::new(number, connection, clock_sample, Arc::clone(is_closed), timeout, sharing);
+        let live = OpenConnection {
+            number: self.dialed.fetch_add(1, Ordering::Relaxed),
+            connection,
+            clock_sample: Mutex::new(ClockSample { sent, server }),
+            is_closed: Arc::clone(is_closed),
+            opened: sent,
+            answered: AtomicU64::new(sent.as_nanos()),
+            space: InFlightLimit::new(self.limits.response_timeout),
+            is_apart: sharing == Sharing::Apart,
+        };
         Ok((Arc::new(live), if is_wanted { DialledPeer::Wanted } else { DialledPeer::Replica }))
     }
 }
 
 impl Node {
+    /// Dials a connection that carries only subscriptions. `on_push` receives the pushes of the server. `on_loss` runs
+    /// when the connection is lost.
+    pub(in crate::net) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
+        let (connections, on_loss, on_push) = (&self.connections, &on_loss, &on_push);
+        let dial = |login: Arc<Login>| async move { connections.dial_link_with(&login, on_loss, on_push).await };
+        connections.with_newest_login(dial).await
+    }
+
     /// Leaves the server if `hello` shows that it is a replica. `hello` is the server's answer to `HELLO` on another
     /// connection.
     pub(in crate::net) fn note_role(&self, hello: &Value) {
@@ -345,10 +354,6 @@ impl Node {
             self.connections.leave_now();
         }
     }
-}
-
-fn is_unauthenticated(fault: &DialFault) -> bool {
-    matches!(fault, DialFault::Refused(Refusal::Unauthenticated, _))
 }
 
 /// Kind of the server that was greeted.

@@ -31,7 +31,7 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::task::AbortHandle;
 
-use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, too_much};
+use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, garbage, too_much};
 use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::push_handler::PushHandler;
@@ -202,7 +202,7 @@ impl WireState {
                 self.waiting.push_front(Requester::All(pipeline));
                 Ok(None)
             }
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing")),
+            None => Err(garbage("an answer to nothing")),
         }
     }
 
@@ -600,7 +600,7 @@ impl Inbox {
             // allowed answer and one read.
             let longest = MAX_BYTES + READ_BYTES;
             if self.filled >= longest {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that is too long")));
+                return Poll::Ready(Err(garbage("an answer that is too long")));
             }
             self.bytes.resize((self.filled * 2).min(longest), 0);
         }
@@ -619,9 +619,9 @@ impl Inbox {
         let mut begin = 0;
         while let Some((frame, length)) = self.scan.first(&self.bytes[begin..self.filled])? {
             begin += length;
-            take(frame, self.scan.weight(), self.reservation.hand_over())?;
+            take(frame, self.scan.weight, self.reservation.hand_over())?;
         }
-        self.reservation.change(self.scan.announced_bytes())?;
+        self.reservation.change(self.scan.announced)?;
         // Decoded bytes are removed only if a whole answer was decoded. While one long answer arrives in pieces, no
         // bytes are moved, because each piece would move all earlier pieces again.
         if begin > 0 {

@@ -41,7 +41,7 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
     let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test()).expect("a node");
+    let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test());
     let node = Arc::new(node);
     (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, background(), pace), node)
 }
