@@ -35,12 +35,9 @@ use crate::base::topology::{Access, AddressSource};
 use crate::net::CLOCK;
 use crate::net::address::{address_of, check_members, first, with_credentials, with_host};
 use crate::net::announced::{Announced, Announcer};
-use crate::net::conditions::Conditions;
 use crate::net::fault::Fault;
 use crate::net::members::{MAX_ASKED, Members};
-use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role, shown};
-use crate::net::outages::Outages;
-use crate::net::secrets::Secrets;
+use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role};
 use crate::net::sentinels::Sentinels;
 use crate::net::slots::SlotMap;
 
@@ -53,8 +50,8 @@ pub(super) struct Fleet {
     announced: Announced,
     /// Connection settings of all nodes. The address in these settings is not used.
     template: ConnectionInfo,
-    secrets: Arc<Secrets>,
-    limits: Limits,
+    pub(super) reports: Reports,
+    pub(super) limits: Limits,
     background_runtime: BackgroundRuntime,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     map: watch::Sender<SlotMap>,
@@ -77,8 +74,6 @@ pub(super) struct Fleet {
     map_refreshes_counter: Counter,
     /// Slot map at the time of the last log message about owners.
     told: Mutex<SlotMap>,
-    outages: Arc<Outages>,
-    conditions: Arc<Conditions>,
     /// Number of reconnects of the nodes that the fleet has forgotten.
     past_reconnects: AtomicU64,
 }
@@ -116,63 +111,50 @@ impl Fleet {
     pub(super) fn cluster(
         infos: Vec<ConnectionInfo>,
         access: &Access,
-        secrets: &Arc<Secrets>,
+        reports: Reports,
         options: &Options,
         background_runtime: BackgroundRuntime,
-        conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         check_members(&infos)?;
         let seeds = || infos.iter().map(|info| address_of(info.addr()));
         let map_source = MapSource::Members(Mutex::new(Members::new(seeds())));
         let announced = Announced::new(access.remap.clone(), seeds());
-        Ok(Self::new(
-            map_source,
-            announced,
-            first(infos)?,
-            Arc::clone(secrets),
-            Limits::new(options, Role::ClusterMember),
-            background_runtime,
-            Arc::clone(conditions),
-        ))
+        let reports = Reports { replica_names: ReplicaNames::Primary, ..reports };
+        let limits = Limits::new(options, Role::ClusterMember);
+        Ok(Self::new(map_source, announced, first(infos)?, reports, limits, background_runtime))
     }
 
     pub(super) fn behind_sentinels(
         primary: &str,
         infos: Vec<ConnectionInfo>,
         access: &Access,
-        secrets: &Arc<Secrets>,
+        reports: Reports,
         options: &Options,
         background_runtime: BackgroundRuntime,
-        conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
-        let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
+        let secrets = Arc::clone(&reports.secrets);
+        let sentinels = Arc::new(Sentinels::new(primary, infos.clone(), secrets, options.response_timeout));
+        let announced = Announced::new(access.remap.clone(), []);
         let template = with_credentials(first(infos)?, access.primary_credentials.as_ref());
-        Ok(Self::new(
-            MapSource::Sentinels(Arc::new(sentinels)),
-            Announced::new(access.remap.clone(), []),
-            template,
-            Arc::clone(secrets),
-            Limits::new(options, Role::Standalone),
-            background_runtime,
-            Arc::clone(conditions),
-        ))
+        let reports = Reports { replica_names: ReplicaNames::Sentinels(Arc::clone(&sentinels)), ..reports };
+        let limits = Limits::new(options, Role::Standalone);
+        Ok(Self::new(MapSource::Sentinels(sentinels), announced, template, reports, limits, background_runtime))
     }
 
     fn new(
         map_source: MapSource,
         announced: Announced,
         template: ConnectionInfo,
-        secrets: Arc<Secrets>,
+        reports: Reports,
         limits: Limits,
         background_runtime: BackgroundRuntime,
-        conditions: Arc<Conditions>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             map_source,
             announced,
             template,
-            secrets,
+            reports,
             limits,
             background_runtime,
             nodes: Mutex::default(),
@@ -188,8 +170,6 @@ impl Fleet {
             map_refreshes: AtomicU64::new(0),
             map_refreshes_counter: Counter::of_map_refreshes(),
             told: Mutex::default(),
-            outages: Arc::default(),
-            conditions,
             past_reconnects: AtomicU64::new(0),
         })
     }
@@ -213,13 +193,7 @@ impl Fleet {
     }
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
-        let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
-        let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
-        let replica_names = match &self.map_source {
-            MapSource::Members(_) => ReplicaNames::Primary,
-            MapSource::Sentinels(sentinels) => ReplicaNames::Sentinels(Arc::clone(sentinels)),
-        };
-        let reports = Reports { on_loss, outages, conditions, source, secrets, replica_names };
+        let reports = Reports { on_loss, source: self.announced.source(address), ..self.reports.clone() };
         let unusable = || Fault::unsent(format!("{address:?} is no address of a node"));
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
         Ok(Node::new(address, info, self.limits, self.background_runtime.clone(), reports))
@@ -250,7 +224,7 @@ impl Fleet {
         let mut address = self.owner_address(slot);
         let mut asked = Ok(());
         if address.is_none() {
-            asked = Box::pin(self.refresh_unless_known(slot)).await;
+            asked = Box::pin(self.ask_in_background(Some(slot))).await;
             address = self.owner_address(slot);
         }
         match (address, asked) {
@@ -277,11 +251,6 @@ impl Fleet {
     /// Returns the source of a node's address.
     pub(super) fn address_source(&self, address: &str) -> AddressSource {
         self.announced.source(address)
-    }
-
-    /// Returns a node's address for error messages. If the user did not name the address, the text includes its source.
-    fn shown(&self, address: &str) -> String {
-        shown(address, &self.announced.source(address))
     }
 
     /// Notes that a slot is migrating to another node. Requests for this slot are sent one by one, because its owner
@@ -374,10 +343,6 @@ impl Fleet {
             MapSource::Members(members) => members.lock().seeds(),
             MapSource::Sentinels(_) => Vec::new(),
         }
-    }
-
-    pub(super) fn outages(&self) -> &Arc<Outages> {
-        &self.outages
     }
 
     pub(super) fn sentinels(&self) -> Option<&Sentinels> {

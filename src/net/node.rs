@@ -153,6 +153,20 @@ pub(super) struct Reports {
     pub(super) replica_names: ReplicaNames,
 }
 
+impl Reports {
+    /// Returns the values for a node that the user named.
+    pub(super) fn new(conditions: &Arc<Conditions>, secrets: &Arc<Secrets>) -> Self {
+        Self {
+            on_loss: None,
+            outages: Arc::default(),
+            conditions: Arc::clone(conditions),
+            source: AddressSource::User,
+            secrets: Arc::clone(secrets),
+            replica_names: ReplicaNames::Nobody,
+        }
+    }
+}
+
 pub(super) struct Node {
     connections: Arc<Connections>,
     apart: Apart,

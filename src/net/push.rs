@@ -58,7 +58,6 @@
 //! and reports each break of a subscription.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::fmt;
 use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -275,12 +274,6 @@ struct Origin {
     connection: u64,
 }
 
-impl fmt::Debug for Push {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Push")
-    }
-}
-
 /// Channel and number of one listener. The number identifies the listener within its channel.
 struct ChannelPlace {
     channel: Arc<str>,
@@ -291,12 +284,6 @@ struct ChannelPlace {
 struct Unsubscribe {
     shared: Weak<PushShared>,
     place: ChannelPlace,
-}
-
-impl Unsubscribe {
-    fn new(shared: &Arc<PushShared>, place: ChannelPlace) -> Self {
-        Self { shared: Arc::downgrade(shared), place }
-    }
 }
 
 impl Drop for Unsubscribe {
@@ -326,7 +313,7 @@ impl Push {
         // Taken before any lock: `Handle::current` panics outside of a runtime. A panic under a lock would do harm,
         // because a drop of the subscription needs the lock.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
-        Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
+        Subscription { notices, _end: Box::new(Unsubscribe { shared: Arc::downgrade(&shared), place }) }
     }
 
     /// Passes published recalls to `calls` until the last owner of `calls` drops it. The background runtime does this
@@ -440,15 +427,13 @@ impl PushShared {
         let (name, entry) = subscriptions.channels.get_key_value(channel)?;
         let owner_link = subscriptions.links.get(&entry.owner_link.filter(|_| entry.is_confirmed)?)?;
         let slot_owners = &self.slot_owners;
-        if owner_link.has_ended()
-            || !slot_owners.leaves(entry.slot, &owner_link.node)
-            || slot_owners.suspects(&owner_link.node)
-        {
+        let node = &owner_link.node;
+        if owner_link.has_ended() || !slot_owners.leaves(entry.slot, node) || slot_owners.suspects(node) {
             return None;
         }
         let (name, (sender, notices)) = (Arc::clone(name), attempt::notifications());
         let place = subscriptions.add_listener(&name, Listener::Waiter(sender));
-        Some(Subscription { notices, _end: Box::new(Unsubscribe::new(self, place)) })
+        Some(Subscription { notices, _end: Box::new(Unsubscribe { shared: Arc::downgrade(self), place }) })
     }
 }
 
@@ -495,8 +480,8 @@ impl Subscriptions {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name) {
             channel.add(number, listener);
-            let (lingers, purpose) = (channel.lingers.take(), channel.purpose);
-            if let Some(number) = lingers {
+            let purpose = channel.purpose;
+            if let Some(number) = channel.lingers.take() {
                 self.lingering_of(purpose).remove(&number);
             }
         }
@@ -594,13 +579,10 @@ impl Subscriptions {
         if dead.is_empty() {
             return;
         }
-        for channel in self
-            .channels
-            .values_mut()
-            .filter(|channel| channel.owner_link.is_some_and(|owner_link| dead.contains(&owner_link)))
-        {
-            channel.owner_link = None;
-            channel.unconfirm(&mut self.broken);
+        for channel in self.channels.values_mut() {
+            if channel.owner_link.take_if(|owner_link| dead.contains(owner_link)).is_some() {
+                channel.unconfirm(&mut self.broken);
+            }
         }
     }
 
@@ -694,7 +676,7 @@ impl PushShared {
             todo: VecDeque::new(),
             awaited: VecDeque::new(),
             ended: Throttle::new(),
-            fresh: Arc::new(Liveness::until(node.id(), Moment::from_nanos(0))),
+            fresh: Arc::new(Liveness::until(node.id(), Moment::START)),
             has_cached_hold: false,
             asked: None,
             proven: None,

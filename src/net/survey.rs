@@ -13,6 +13,7 @@ use crate::base::health::{NodeHealth, NodeRole, Traffic};
 use crate::base::key::slot_of;
 use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
+use crate::net::CLOCK;
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::Fleet;
 use crate::net::node::{Node, hello_field, info, info_field, info_text, list_items, parse_time};
@@ -89,7 +90,7 @@ impl SlotOwners {
     /// Returns true if `node` owns the slot of the key, or imports it. A server that a slot leaves redirects requests for
     /// a key that has left already.
     async fn is_at_home(&self, node: &Node, key: &str) -> Result<bool, Fault> {
-        let Self::Many(fleet) = self else { return Ok(true) };
+        let Some(fleet) = self.fleet() else { return Ok(true) };
         let slot = slot_of(key.as_bytes());
         if fleet.sentinels().is_some() || fleet.may_own(slot, node) {
             return Ok(true);
@@ -201,10 +202,10 @@ fn subject(
 async fn probe(node: &Node, known: NodeHealth) -> Probed {
     // The connection is opened first, so that the measured time is one round trip.
     node.ready().await?;
-    let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
+    let (sent, clock, began) = (Instant::now(), wall_clock(), CLOCK.now());
     let time = node.ask(&redis::cmd("TIME")).await?;
     let round_trip = sent.elapsed();
-    node.note_time(&time, began, node.now());
+    node.note_time(&time, began, CLOCK.now());
     let server = parse_time(&time).ok_or_else(|| Fault::unreadable(node.shown(), "TIME"))?;
     let mut health = NodeHealth {
         is_reachable: true,

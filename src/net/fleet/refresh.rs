@@ -18,7 +18,7 @@ use crate::net::CLOCK;
 use crate::net::announced::Announcer;
 use crate::net::fault::Fault;
 use crate::net::members::{AskOrder, MAX_ASKED, Members};
-use crate::net::node::not_sent;
+use crate::net::node::{not_sent, shown};
 use crate::net::slots::{Moved, SlotMap};
 
 /// First pause between two questions to the map source while a node is suspect. The pauses grow up to
@@ -152,20 +152,16 @@ impl Fleet {
         is_well
     }
 
-    /// Asks the map source for the owner of a slot. Callers at about the same time share one answer. If this answer
-    /// names no owner, another question would most likely give no owner either.
-    pub(super) async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
-        self.ask_in_background(Some(slot)).await
-    }
-
     /// Asks the map source for the newest map.
     pub(in crate::net) async fn refresh(&self) -> Result<(), Fault> {
         self.ask_in_background(None).await
     }
 
-    /// Asks the map source in a task on the background runtime. The task holds `refresh_lock`, so it must go on when
-    /// the caller of this function is dropped.
-    async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
+    /// Asks the map source for the newest map, or only for the owner of `slot`. Callers that ask for an owner at about
+    /// the same time share one answer. If this answer names no owner, another question would most likely give no owner
+    /// either. A task on the background runtime asks. The task holds `refresh_lock`, so it must go on when the caller of
+    /// this function is dropped.
+    pub(super) async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
         self.background_runtime.spawn(async move {
@@ -218,8 +214,8 @@ impl Fleet {
     /// Logs the slots whose owner has changed since the last log message about owners. Also forgets what is known of
     /// nodes that are no longer members.
     fn notify_change(&self, map: &SlotMap) {
-        self.outages.retain(|node| map.has(node) || self.is_member(node));
-        self.conditions.retain(|node| map.has(node) || self.is_member(node));
+        self.reports.outages.retain(|node| map.has(node) || self.is_member(node));
+        self.reports.conditions.retain(|node| map.has(node) || self.is_member(node));
         self.announced.retain(|node| map.has(node) || self.is_member(node));
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
@@ -330,7 +326,9 @@ impl Fleet {
         // The time limit includes the dial. If the connection is ready later, the next question uses it.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
         let no_answer = || Fault::unsent("no answer in time");
-        let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
+        let answer = answer
+            .unwrap_or_else(|_| Err(no_answer()))
+            .map_err(|fault| fault.at(&shown(&address, &self.address_source(&address))));
         (address, answer)
     }
 }

@@ -106,10 +106,6 @@ impl Node {
         }
     }
 
-    pub(in crate::net) fn now(&self) -> Moment {
-        CLOCK.now()
-    }
-
     /// Checks the clock with the server time in the answer to a health check.
     pub(in crate::net) fn note_time(&self, time: &Value, sent: Moment, answered: Moment) {
         if let Some(server) = parse_time(time) {
