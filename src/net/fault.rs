@@ -42,6 +42,11 @@ impl Fault {
         Self::NotSent(Some(Answer::error(reason)))
     }
 
+    /// Fault of a request that a server may execute until `arrives_until`.
+    pub(super) fn unknown(arrives_until: Moment, reason: impl Into<String>) -> Self {
+        Self::Unknown { arrives_until, source: Some(Answer::error(reason)) }
+    }
+
     pub(super) fn refused(refusal: Refusal, message: impl Into<String>) -> Self {
         Self::Refused { refusal, message: message.into() }
     }
@@ -130,7 +135,7 @@ impl Fault {
         const BEFORE: [&str; 6] = ["unknown command", "script", "Script", "Lua", "ompil", "no upstream host"];
         match self {
             Self::Refused { refusal: Refusal::Other, message } if !BEFORE.iter().any(|part| message.contains(part)) => {
-                Self::Unknown { arrives_until, source: Some(Answer::error(message)) }
+                Self::unknown(arrives_until, message)
             }
             fault => fault,
         }

@@ -119,13 +119,6 @@ pub(super) enum Role {
     Proxy,
 }
 
-impl Role {
-    /// Returns true if one request shows the state of all others: they reach the same server.
-    pub(super) fn is_one_server(self) -> bool {
-        self != Self::Proxy
-    }
-}
-
 /// Form in which a call is sent. The owner of a slot gets the call alone. A node to which the slot is being migrated
 /// gets `ASKING` before the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -268,15 +261,14 @@ impl Node {
         admission: Admission,
         precedence: Precedence,
     ) -> CallAnswer {
-        let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
-        let mut answer = self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop();
-        for _ in 0..MAX_TEXTS {
-            if !matches!(answer, Some(Err(Fault::NoScript))) {
-                break;
+        for load in iter::once(Load::Digest).chain([Load::Text; MAX_TEXTS]) {
+            let calls = ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
+            match self.ask_replicated(replicated_connections, calls).await?.pop() {
+                Some(Err(Fault::NoScript)) => {}
+                answer => return answer.unwrap_or(Err(Fault::NoScript)),
             }
-            answer = self.ask_replicated(replicated_connections, calls(Load::Text)).await?.pop();
         }
-        answer.unwrap_or(Err(Fault::NoScript))
+        Err(Fault::NoScript)
     }
 
     /// Fails if fewer replicas are attached than must acknowledge a grant.
@@ -321,14 +313,13 @@ impl Node {
 
     /// Sends a call with the text of its script, in one form after the other.
     async fn load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
-        let mut answer = Err(Fault::NoScript);
         for _ in 0..MAX_TEXTS {
-            if !matches!(answer, Err(Fault::NoScript)) {
-                break;
+            match self.send(live, call, Load::Text, admission).await {
+                Err(Fault::NoScript) => {}
+                answer => return answer,
             }
-            answer = self.send(live, call, Load::Text, admission).await;
         }
-        answer
+        Err(Fault::NoScript)
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in the order of the calls.

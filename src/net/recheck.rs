@@ -66,10 +66,8 @@ impl Recheck {
             let Some(nodes) = self.nodes_to_check() else { return };
             if nodes.is_empty() {
                 let has_nodes = || self.nodes_to_check().is_some_and(|nodes| !nodes.is_empty());
-                match running.end_unless(has_nodes) {
-                    Some(goes_on) => running = goes_on,
-                    None => return,
-                }
+                let Some(goes_on) = running.end_unless(has_nodes) else { return };
+                running = goes_on;
             }
             join_all(nodes.iter().map(|node| node.look_again())).await;
         }

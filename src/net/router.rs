@@ -18,14 +18,13 @@ use futures_util::stream::{self, BoxStream};
 use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
-use crate::base::attempt::{Attempt, Failure, Route, ServerContact, Subscription};
+use crate::base::attempt::{Attempt, Failure, Route, ServerContact};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::error::{Error, Refusal, Result, Source};
+use crate::base::error::{Error, Refusal, Result};
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::lease::{ClockSample, Moment};
 use crate::base::options::Options;
-use crate::base::recalls::Recalls;
 use crate::base::topology::{Access, Kind, Tls, Topology};
 use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
@@ -38,7 +37,7 @@ use crate::net::secrets::Secrets;
 use crate::net::slot_owners::SlotOwners;
 use crate::net::slots::SlotMap;
 use crate::net::survey;
-use crate::net::{CLOCK, Call, ReadNotification};
+use crate::net::{CLOCK, Call, CountGuard};
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/router.rs"]
@@ -49,7 +48,7 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
     slot_owners: SlotOwners,
-    push: Push,
+    pub(crate) push: Push,
     limits: Limits,
     in_flight: AtomicUsize,
 }
@@ -68,14 +67,14 @@ impl Router {
     /// Creates a router to the servers of a topology. The router connects when it is first used.
     pub(crate) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
         let access = topology.access()?;
-        let secrets = Arc::new(Secrets::new(topology.certificates(), access, background_runtime)?);
+        let secrets = Arc::new(Secrets::new(&topology.tls, access, background_runtime)?);
         let tls = &secrets.certificates();
         let reports = |infos: &[ConnectionInfo]| {
             let place =
-                ConditionsOf { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
+                ConditionsOf { servers: servers(&topology.kind, infos), durability: options.durability.to_string() };
             Reports::new(&Arc::new(Conditions::new(place, options.max_clock_skew)), &secrets)
         };
-        let fleet = match topology.kind() {
+        let fleet = match &topology.kind {
             Kind::Node(url) | Kind::Proxy(url) => {
                 let role = if topology.is_proxied() { Role::Proxy } else { Role::Standalone };
                 let info = parse_one(url, tls)?;
@@ -182,7 +181,7 @@ impl Router {
 
     /// Returns true if all calls reach the same server.
     fn is_one_server(&self) -> bool {
-        self.slot_owners.is_single() && self.limits.role.is_one_server()
+        self.slot_owners.is_single() && self.limits.role != Role::Proxy
     }
 
     /// Converts a fault after the time limit for redirects and retries. If several nodes can be primary, a refusal by a
@@ -219,7 +218,7 @@ impl Router {
         tokio::select! {
             biased;
             answer = node.wait_for_answer() => answer?,
-            () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced_error()))),
+            () = fleet.abandoned(call.slot, node) => return Err(Fault::unsent(REPLACED)),
         }
         tokio::select! {
             // The branch for the answer is checked first. So an answer that has arrived is returned, even if a new
@@ -262,7 +261,7 @@ impl Router {
             (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.on_moved(slot, &address, from.address()),
             (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
                 fleet.migrates(slot);
-                let node = fleet.node(&fleet.on_announced(&address, from.address()));
+                let node = fleet.node(&fleet.announced.on_announced(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => {
@@ -305,7 +304,7 @@ impl Router {
     /// Returns the fault of a request to a node that no longer owns the slot. The request may have been sent only just
     /// now, because it may have waited for a permit before. So the time in which it may still run is counted from now.
     fn was_replaced(&self) -> Fault {
-        Fault::Unknown { arrives_until: self.limits.arrives_until(CLOCK.now()), source: Some(replaced_error()) }
+        Fault::unknown(self.limits.arrives_until(CLOCK.now()), REPLACED)
     }
 
     /// Sends calls, such as renewals, in one pipeline.
@@ -364,8 +363,8 @@ fn check_distinct(addresses: &[String]) -> Result<()> {
     let are_equal = |one: &String, other: &String| one == other || !is_path(one) && one.eq_ignore_ascii_case(other);
     let is_repeated = |n: usize| addresses[..n].iter().any(|earlier| are_equal(earlier, &addresses[n]));
     if (0..addresses.len()).any(is_repeated) {
-        let reason = "one master is named twice, and each master has one vote".to_owned();
-        return Err(Error::InvalidOption { option: "masters", reason });
+        let reason = "one master is named twice, and each master has one vote";
+        return Err(Error::invalid("masters", reason));
     }
     Ok(())
 }
@@ -389,9 +388,8 @@ fn is_of_cluster(role: Role) -> Fault {
     Fault::refused(Refusal::OtherTopology, message)
 }
 
-fn replaced_error() -> Source {
-    Answer::error("it was replaced")
-}
+/// Reason of a fault when another node owns the slot of the call now.
+const REPLACED: &str = "it was replaced";
 
 async fn carry_to(node: &Node, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
     match (call_route, admission) {
@@ -416,13 +414,13 @@ pub(crate) enum CallRoute {
 /// Requests of the schemes. A call may be sent more than once. The returned answer always belongs to the last copy.
 impl Router {
     pub(crate) async fn call(&self, call: Call, call_route: CallRoute) -> Attempt<Value> {
-        let _in_flight = InFlight::new(&self.in_flight, 1);
+        let _in_flight = CountGuard::new(&self.in_flight, 1);
         self.carry(call, call_route).await
     }
 
     /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
     pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
-        let _in_flight = InFlight::new(&self.in_flight, calls.len());
+        let _in_flight = CountGuard::new(&self.in_flight, calls.len());
         self.carry_all(route, calls).await
     }
 
@@ -485,35 +483,6 @@ impl Router {
         self.limits.role != Role::Proxy
     }
 
-    /// Subscribes to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a channel
-    /// must pass the same function.
-    ///
-    /// The first notification is [`Notification::AskAgain`]. It comes as soon as the server has confirmed the
-    /// subscription, because no later notification is missed from then on. Another `AskAgain` comes whenever
-    /// notifications may have been missed.
-    pub(crate) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
-        self.push.subscribe(slot, channel, read)
-    }
-
-    /// Subscribes only if the server has confirmed the channel already, so that no notification is missed. In this case
-    /// no [`Notification::AskAgain`] comes first. Never waits.
-    pub(crate) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
-        self.push.subscribe_if_live(channel)
-    }
-
-    /// Passes the recalls of a channel to `calls` until the last owner of `calls` drops it. Also reports to `calls`
-    /// when the subscription becomes live or breaks. The background runtime does this work. Never waits. Returns
-    /// `false` if there is no background runtime.
-    pub(crate) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
-        self.push.listen(slot, channel, read, calls)
-    }
-
-    /// Returns true if this process subscribes to any channel. If not, a caller can skip the work of building a channel
-    /// name.
-    pub(crate) fn is_subscribing(&self) -> bool {
-        self.push.is_in_use()
-    }
-
     /// Searches every primary for keys that match `pattern`, and passes each of them to `found`. A key may be passed
     /// twice.
     pub(crate) async fn scan(&self, pattern: &str, found: &mut (dyn FnMut(&str) + Send)) -> Result<(), Failure> {
@@ -537,24 +506,5 @@ impl Router {
 
     pub(crate) fn clock(&self) -> Clock {
         CLOCK
-    }
-}
-
-/// Counter for calls that wait for their answers. The router counts the calls until this value is dropped.
-struct InFlight<'a> {
-    count: &'a AtomicUsize,
-    calls: usize,
-}
-
-impl<'a> InFlight<'a> {
-    fn new(count: &'a AtomicUsize, calls: usize) -> Self {
-        count.fetch_add(calls, Ordering::Relaxed);
-        Self { count, calls }
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(self.calls, Ordering::Relaxed);
     }
 }

@@ -28,7 +28,7 @@ use crate::net::secrets::Secrets;
 /// would delay the grants of each second by a response timeout.
 const REPLICAS_PAUSE: Duration = Duration::from_secs(5);
 
-pub(in crate::net) struct Sentinels {
+pub(super) struct Sentinels {
     primary: String,
     infos: Vec<ConnectionInfo>,
     secrets: Arc<Secrets>,
@@ -41,11 +41,11 @@ pub(in crate::net) struct Sentinels {
 
 /// Replicas that other servers name, whether these are attached or not.
 #[derive(Clone, Debug, Default)]
-pub(in crate::net) struct NamedReplicas {
+pub(super) struct NamedReplicas {
     /// IP addresses. A replica without a known address has an empty one.
-    pub(in crate::net) addresses: Vec<String>,
+    pub(super) addresses: Vec<String>,
     /// True if this is a complete answer. False if more replicas may exist.
-    pub(in crate::net) is_new: bool,
+    pub(super) is_new: bool,
 }
 
 /// Answer of one Sentinel.

@@ -100,6 +100,6 @@ impl SlotOwners {
 
     /// Yields the slot map when owners may have changed. Returns `None` if one node permanently owns all slots.
     pub(super) fn changes(&self) -> Option<watch::Receiver<SlotMap>> {
-        self.fleet().map(|fleet| fleet.changes())
+        self.fleet().map(|fleet| fleet.map.subscribe())
     }
 }

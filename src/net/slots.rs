@@ -64,10 +64,9 @@ impl SlotMap {
         if self.owners.is_empty() {
             self.owners = vec![None; usize::from(SLOTS)];
         }
-        let Some(index) = self.index_of(address) else {
-            return;
-        };
-        if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
+        if let Some(index) = self.index_of(address)
+            && let Some(owner) = self.owners.get_mut(usize::from(slot))
+        {
             *owner = Some(index);
         }
     }
@@ -119,12 +118,10 @@ impl SlotMap {
                 _ => ranges.push((slot, slot)),
             }
         }
-        let moved = |((was, owner), ranges): (Owners<'_>, Vec<Range>)| Moved {
-            slots: text_of(&ranges),
-            owner: owner.cloned(),
-            was: was.cloned(),
-        };
-        moves.into_iter().map(moved).collect()
+        moves
+            .into_iter()
+            .map(|((was, owner), ranges)| Moved { slots: text_of(&ranges), owner: owner.cloned(), was: was.cloned() })
+            .collect()
     }
 
     fn index_of(&mut self, address: &str) -> Option<u16> {

@@ -176,7 +176,7 @@ fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
     };
     let nodes = addresses
         .iter()
-        .map(|address| subject(address, fleet.address_source(address), role(address), fleet.passing_node(address)));
+        .map(|address| subject(address, fleet.announced.source(address), role(address), fleet.passing_node(address)));
     let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
     let sentinels = sentinels.map(|(address, asking)| {
         let health = NodeHealth::new_unknown(&address, NodeRole::Sentinel);

@@ -6,16 +6,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::{Fleet, MapSource, SuspectReason};
 use crate::base::events;
+use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::single_task::Running;
 use crate::net::CLOCK;
-use crate::net::announced::Announcer;
 use crate::net::fault::Fault;
 use crate::net::members::{AskOrder, MAX_ASKED, Members};
 use crate::net::node::{not_sent, shown};
@@ -47,12 +48,9 @@ impl Fleet {
     /// Replicas may be missing for a long time, and then each grant fails. So this asks no more often than the refresh
     /// loop does for a silent node.
     pub(in crate::net) fn refresh_when_unreplicated(self: &Arc<Self>) {
-        let is_due = match self.refresh_lock.try_lock() {
-            Ok(last) => !matches!(&*last, Some((at, _)) if CLOCK.now().since(*at) < MAX_LOOK_AGAIN),
-            // Another question is under way. If its answer is too old, a later grant fails as well.
-            Err(_) => false,
-        };
-        if is_due {
+        let is_old = |last: &(Moment, _)| CLOCK.now().since(last.0) >= MAX_LOOK_AGAIN;
+        // If the lock is taken, another question is under way. If its answer is too old, a later grant fails as well.
+        if self.refresh_lock.try_lock().is_ok_and(|last| last.as_ref().is_none_or(is_old)) {
             self.refresh_from_time_to_time();
         }
     }
@@ -110,17 +108,12 @@ impl Fleet {
         };
         fastrand::shuffle(&mut silent);
         let nodes = silent.iter().take(MAX_SUSPECTS_ASKED).filter_map(|owner| self.node(owner).ok());
-        let mut answers: FuturesUnordered<_> = nodes
-            .map(|node| async move {
-                let answer = node.ask(&redis::cmd("TIME")).await;
-                answer.is_ok().then_some(node)
-            })
-            .collect();
-        while let Some(answer) = answers.next().await {
-            if let Some(node) = answer {
+        let asking = nodes.map(|node| async move {
+            if node.ask(&redis::cmd("TIME")).await.is_ok() {
                 self.trust(&node);
             }
-        }
+        });
+        join_all(asking).await;
     }
 
     /// Returns the mark of the refresh loop if the loop has to go on. If a node becomes suspect while the loop ends,
@@ -202,7 +195,7 @@ impl Fleet {
             MapSource::Members(members) => self.ask_members(members).await?,
             MapSource::Sentinels(sentinels) => {
                 let (primary, sentinel) = sentinels.primary().await?;
-                SlotMap::whole(&self.announced.on_announced(&primary, Announcer::Sentinel(&sentinel)))
+                SlotMap::whole(&self.announced.on_announced(&primary, &sentinel))
             }
         };
         self.forget_others(&map);
@@ -223,9 +216,9 @@ impl Fleet {
             // Behind Sentinels the message names no slots, because one primary owns all of them.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
             catch_panic(|| match owner {
-                Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
+                Some(owner) if is_first => events::primary_found(slots, &owner, &self.announced.source(&owner)),
                 owner => {
-                    let source = owner.as_deref().map(|owner| self.address_source(owner)).unwrap_or_default();
+                    let source = owner.as_deref().map(|owner| self.announced.source(owner)).unwrap_or_default();
                     events::primary_changed(slots, owner.as_deref(), &source, was.as_deref());
                 }
             });
@@ -319,7 +312,7 @@ impl Fleet {
         let asking = async {
             let question = redis::cmd("CLUSTER").arg("SLOTS").take();
             let reply = self.node(&address)?.ask_for_map(&question).await?;
-            let map = SlotMap::parse(&reply, |announced| self.on_announced(announced, &address));
+            let map = SlotMap::parse(&reply, |announced| self.announced.on_announced(announced, &address));
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::unsent("it knows no slots"))
         };
@@ -328,7 +321,7 @@ impl Fleet {
         let no_answer = || Fault::unsent("no answer in time");
         let answer = answer
             .unwrap_or_else(|_| Err(no_answer()))
-            .map_err(|fault| fault.at(&shown(&address, &self.address_source(&address))));
+            .map_err(|fault| fault.at(&shown(&address, &self.announced.source(&address))));
         (address, answer)
     }
 }

@@ -91,8 +91,7 @@ impl Connections {
     }
 
     fn unanswered_fault(&self, arrives_until: Moment) -> Fault {
-        let outage = format!("no answer within {:?}", self.limits.response_timeout);
-        Fault::Unknown { arrives_until, source: Some(Answer::error(outage)) }
+        Fault::unknown(arrives_until, format!("no answer within {:?}", self.limits.response_timeout))
     }
 
     pub(super) fn on_answer(
@@ -103,25 +102,22 @@ impl Connections {
         sent: Moment,
         value: Value,
     ) -> CallAnswer {
-        let is_proxied = self.limits.role == Role::Proxy;
-        let value = fault::reply(value)
-            .map_err(|fault| if is_proxied { fault.through_proxy(self.limits.arrives_until(sent)) } else { fault });
-        let value = value.map_err(|fault| self.on_script_fault(fault, call.script, wording));
-        let value = value.inspect_err(|fault| {
-            self.note_refusal(fault);
-            if fault.is_of_no_primary() && self.limits.role.is_one_server() {
+        let value = fault::reply(value).map_err(|fault| {
+            let is_proxied = self.limits.role == Role::Proxy;
+            let fault = if is_proxied { fault.through_proxy(self.limits.arrives_until(sent)) } else { fault };
+            let fault = self.on_script_fault(fault, call.script, wording);
+            self.note_refusal(&fault);
+            if fault.is_of_no_primary() && !is_proxied {
                 self.leave(live);
             }
-        });
-        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
+            self.without_login(live, sent, fault)
+        })?;
         if !is_reply_to(&value, call.echo()) {
             // The connection assigns replies to the wrong requests, so it is given up. The server may still execute
             // this request.
             self.give_up(live);
-            return Err(Fault::Unknown {
-                arrives_until: self.limits.arrives_until(sent),
-                source: Some(Answer::error("the reply is not one to this request")),
-            });
+            let reason = "the reply is not one to this request";
+            return Err(Fault::unknown(self.limits.arrives_until(sent), reason));
         }
         if is_unpublished(&value) {
             self.conditions.note_unpublished(&self.address);

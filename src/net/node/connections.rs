@@ -165,7 +165,7 @@ impl Connections {
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
-            reconnects_counter: Counter::of_reconnects(),
+            reconnects_counter: Counter::of("rwlock_reconnects_total"),
             failed: Mutex::new(None),
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
@@ -294,19 +294,14 @@ impl Connections {
         self.dialects.forget_refusal();
         let runtime = Handle::current().id();
         let mut connections = self.of.lock();
-        match connections.iter_mut().find(|connection| connection.runtime == runtime) {
-            Some(connection) => {
-                let is_another = std::mem::replace(&mut connection.has_had, true);
-                self.reconnects.fetch_add(u64::from(is_another), Ordering::Relaxed);
-                if is_another {
-                    self.reconnects_counter.add_one();
-                }
-                connection.live = Some(Arc::clone(live));
+        // The entry exists, because the dial holds its lock.
+        if let Some(connection) = connections.iter_mut().find(|connection| connection.runtime == runtime) {
+            let is_another = std::mem::replace(&mut connection.has_had, true);
+            if is_another {
+                self.reconnects.fetch_add(1, Ordering::Relaxed);
+                self.reconnects_counter.add_one();
             }
-            None => {
-                let live = Some(Arc::clone(live));
-                connections.push(RuntimeConnection { runtime, live, has_had: true, dialing: Arc::default() });
-            }
+            connection.live = Some(Arc::clone(live));
         }
     }
 }

@@ -24,7 +24,9 @@ use redis::{ConnectionAddr, Value};
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::dialects::publishing_question;
-use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable};
+use super::greeting::{
+    check_server, hello_field, info, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable,
+};
 use super::in_flight::InFlightLimit;
 use super::push_handler::PushHandler;
 use super::relogin::Relogin;
@@ -281,13 +283,14 @@ impl Connections {
         let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
         let (check, subscribes) = (|hello| check_server(hello, self.limits.role), push_handler.is_subscribing());
         let logged_in = self.steps.log_in(stream, info.redis_settings(), push_handler, questions, check).await?;
-        let (connection, hello, answers) = logged_in;
+        let (mut connection, hello, answers) = logged_in;
         self.speaks_resp2.store(speaks_resp2(&hello), Ordering::Relaxed);
         // In RESP2, a connection that has subscribed takes no `AUTH`. If the server ends it, the next one logs in anew.
         let takes_auth = !subscribes || !speaks_resp2(&hello);
-        let relogin =
-            |wire: &_| takes_auth.then(|| Relogin::start(wire, login, &self.address, response_timeout)).flatten();
-        Ok((connection.with_relogin(relogin), hello, answers))
+        if takes_auth {
+            connection._relogin = Relogin::start(&connection.wire, login, &self.address, response_timeout);
+        }
+        Ok((connection, hello, answers))
     }
 
     async fn greet(
@@ -298,9 +301,7 @@ impl Connections {
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
     ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
-        let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
-        of_server.arg("server");
-        let publishing = publishing_question();
+        let (time, of_server, publishing) = (redis::cmd("TIME"), info("server"), publishing_question());
         let mut questions = vec![Request::Command(&publishing), Request::Command(&time)];
         if self.limits.role == Role::Voter {
             questions.push(Request::Command(&of_server));
@@ -311,18 +312,17 @@ impl Connections {
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             // Counted from the answer: a moment that is too late delays a vote, and one that is too early could allow it.
-            let up_since = CLOCK.now().as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
+            let up_since = CLOCK.now().before(uptime).as_nanos();
             // Several servers may have been greeted at this address. The latest of their starts counts, because
             // connections to an older server bring no answers any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
-        let (name, version) = (named("server"), named("version"));
         let is_wanted = !self.has_one_primary() || !is_replica(&hello);
         let time = fault::reply(answers.swap_remove(1)).map_err(not_sent)?;
         self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
-        self.conditions.note_connected(&self.address, &name, &version);
+        self.conditions.note_connected(&self.address, &named("server"), &named("version"));
         self.note_time(server, sent, CLOCK.now());
         let live = OpenConnection {
             number: self.dialed.fetch_add(1, Ordering::Relaxed),
@@ -357,7 +357,6 @@ impl Node {
 }
 
 /// Kind of the server that was greeted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DialledPeer {
     Wanted,
     Replica,

@@ -20,7 +20,7 @@ impl Node {
         if !outage.is() {
             return Ok(());
         }
-        let answer = outage.next_answer();
+        let answer = outage.answered.notified();
         tokio::pin!(answer);
         // The future `answer` is enabled before the second check of the outage. Otherwise an answer between that check
         // and the wait would not wake this caller.
@@ -43,10 +43,9 @@ async fn probe(connections: Weak<Connections>, mut running: Running) {
     while let Some(connections) = connections.upgrade() {
         let outage = &connections.outage;
         if !outage.is() || !outage.is_wanted() || is_answered(&connections).await {
-            match running.end_unless(|| outage.is_waited_for() && outage.is()) {
-                Some(goes_on) => running = goes_on,
-                None => return,
-            }
+            let goes_on = running.end_unless(|| outage.is_waited_for() && outage.is());
+            let Some(goes_on) = goes_on else { return };
+            running = goes_on;
             continue;
         }
         let pause = outage.pause();

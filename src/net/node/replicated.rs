@@ -39,7 +39,7 @@ use crate::base::error::Refusal;
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::process;
 use crate::net::CLOCK;
-use crate::net::fault::{Answer, Fault};
+use crate::net::fault::Fault;
 use crate::net::script::Dialect;
 use crate::net::{Call, gives_hold};
 
@@ -369,7 +369,7 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
     let text = format!("{} {}", words.code(), words.details().unwrap_or_default());
-    let unknown = Fault::Unknown { arrives_until: sent, source: Some(Answer::error(text)) };
+    let unknown = Fault::unknown(sent, text);
     // The server became a replica during the `WAIT`. It had executed the scripts before that, so they cannot run again
     // later. The time until which a copy may arrive is therefore already over.
     if is_of_replica(&words) {

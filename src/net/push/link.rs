@@ -132,9 +132,14 @@ impl LinkRun {
     async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
         let (origin, fresh) = self.begin()?;
         let connection = self.dial(origin).await?;
-        let refresh_at = Instant::now() + self.shared.pace.refresh;
-        let (ping_at, role_at) = (Instant::now(), Instant::now() + ROLE_PAUSE);
-        let mut deadlines = LinkDeadlines { refresh_at, ping_at, role_at, again: Vec::new(), refused: BTreeSet::new() };
+        let now = Instant::now();
+        let mut deadlines = LinkDeadlines {
+            refresh_at: now + self.shared.pace.refresh,
+            ping_at: now,
+            role_at: now + ROLE_PAUSE,
+            again: Vec::new(),
+            refused: BTreeSet::new(),
+        };
         loop {
             let has_cached_hold = self.ping(&connection, &mut deadlines, &fresh).await?;
             let is_watched = self.ask_role(&connection, &mut deadlines).await?;
@@ -378,9 +383,9 @@ impl LinkRun {
         }
         let mut subscriptions = self.shared.subscriptions.lock();
         self.shared.place(&mut subscriptions, name);
-        let is_still_ours =
-            subscriptions.channels.get(name).is_some_and(|channel| channel.owner_link == Some(self.link));
-        if let Some(link) = subscriptions.links.get_mut(&self.link).filter(|_| is_still_ours) {
+        if subscriptions.channels.get(name).is_some_and(|channel| channel.owner_link == Some(self.link))
+            && let Some(link) = subscriptions.links.get_mut(&self.link)
+        {
             link.look_at(name);
         }
         drop(subscriptions);

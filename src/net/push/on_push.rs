@@ -93,7 +93,7 @@ impl PushShared {
 }
 
 /// Meaning of a confirmation that a server has pushed.
-pub(super) enum Confirmation {
+enum Confirmation {
     Wanted(ChannelNotification),
     /// The channel is no longer wanted on this link, or the connection was given up.
     NotWanted,

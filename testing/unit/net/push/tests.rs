@@ -39,7 +39,7 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 }
 
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
-    let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
+    let info = parse_one(url, &Topology::node(url).tls).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
     let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test());
     let node = Arc::new(node);
@@ -47,7 +47,7 @@ fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
 }
 
 fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
-    parse_all(urls, Topology::cluster(urls).certificates()).expect("URLs")
+    parse_all(urls, &Topology::cluster(urls).tls).expect("URLs")
 }
 
 /// Starts a server, and subscribes at it.
