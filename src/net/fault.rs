@@ -47,13 +47,13 @@ impl Fault {
         Self::Unknown { arrives_until, source: Some(Answer::error(reason)) }
     }
 
-    pub(super) fn refused(refusal: Refusal, message: impl Into<String>) -> Self {
+    pub(super) fn refusal(refusal: Refusal, message: impl Into<String>) -> Self {
         Self::Refused { refusal, message: message.into() }
     }
 
     /// Refusal of a server that answers a question with something that is no answer to it.
     pub(super) fn unreadable(server: &str, question: &str) -> Self {
-        Self::refused(Refusal::Other, format!("{server} has answered {question} with something else"))
+        Self::refusal(Refusal::Other, format!("{server} has answered {question} with something else"))
     }
 
     /// Classifies an error that a node has sent as its reply.
@@ -77,7 +77,7 @@ impl Fault {
         // The details are `<slot> <host>:<port>`. If the host is empty, the caller fills it in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let words = || format!("{} {details}", error.code());
-        let refused = |refusal| Self::refused(refusal, words());
+        let refused = |refusal| Self::refusal(refusal, words());
         let again = || Self::Again(Answer::error(words()));
         match error.code() {
             "MOVED" => Self::Moved { address: address() },
@@ -105,7 +105,7 @@ impl Fault {
             // While a slot moves, a server may run a script although the key is at another server. Scripts read first,
             // so the first command that meets this error has changed nothing.
             _ if details.contains("attempted to access a non local key") => again(),
-            _ if details.contains("cluster support disabled") => Self::refused(
+            _ if details.contains("cluster support disabled") => Self::refusal(
                 Refusal::OtherTopology,
                 "it is no member of a cluster: use `Topology::node`, or give a member's URL",
             ),
@@ -122,7 +122,7 @@ impl Fault {
     /// Classifies an error that happened before a connection was open. No request was sent.
     pub(super) fn of_dial(error: RedisError) -> Self {
         if error.kind() == ErrorKind::AuthenticationFailed {
-            return Self::refused(Refusal::Unauthenticated, error.detail().unwrap_or("authentication failed"));
+            return Self::refusal(Refusal::Unauthenticated, error.detail().unwrap_or("authentication failed"));
         }
         let known = of_handshake(&error).or_else(|| server_error(&error));
         known.unwrap_or_else(|| Self::NotSent(Some(cause_of(error))))
@@ -268,7 +268,7 @@ fn of_handshake(error: &RedisError) -> Option<Fault> {
         ) => Refusal::Unauthenticated,
         _ => return None,
     };
-    Some(Fault::refused(refusal, handshake.to_string()))
+    Some(Fault::refusal(refusal, handshake.to_string()))
 }
 
 #[cfg(not(feature = "tls"))]

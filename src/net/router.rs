@@ -385,7 +385,7 @@ fn is_of_cluster(role: Role) -> Fault {
         Role::Proxy => "the proxy passes redirects of a cluster on: use `Topology::cluster`",
         Role::Standalone | Role::Voter | Role::ClusterMember => "it is a member of a cluster: use `Topology::cluster`",
     };
-    Fault::refused(Refusal::OtherTopology, message)
+    Fault::refusal(Refusal::OtherTopology, message)
 }
 
 /// Reason of a fault when another node owns the slot of the call now.

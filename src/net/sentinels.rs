@@ -201,7 +201,7 @@ impl Sentinels {
     }
 
     fn read_primary(&self, reply: Value) -> Result<String, Fault> {
-        let other = |message: String| Fault::refused(Refusal::OtherTopology, message);
+        let other = |message: String| Fault::refusal(Refusal::OtherTopology, message);
         let reply = fault::reply(reply).map_err(|fault| match fault {
             Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {
                 other("it is no Sentinel: give the Sentinels' URLs, or use `Topology::node` for this one".to_owned())

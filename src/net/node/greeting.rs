@@ -86,7 +86,7 @@ pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
 
 /// Checks the answer of a server to `HELLO`. Refuses a server that is too old, or whose kind does not fit `role`.
 pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
-    let refuse = |refusal, message: String| Err(Fault::refused(refusal, message));
+    let refuse = |refusal, message: String| Err(Fault::refusal(refusal, message));
     let unsupported = |what: &str| {
         let (redis, valkey) = (REDIS_OLDEST, VALKEY_OLDEST);
         let needs =
