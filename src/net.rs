@@ -3,6 +3,8 @@
 //!
 //! Knows `base` only. Must not know the meaning of a script.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use redis::Value;
 
 use crate::base::attempt::Notification;
@@ -127,6 +129,25 @@ impl Call {
     fn encoded_parts(&self) -> (&[u8], &[u8]) {
         let behind = |key: usize| self.places[key].end as usize + encode::END.len();
         self.encoded.split_at(self.keys.checked_sub(1).map_or(0, behind))
+    }
+}
+
+/// Guard for a number of things, such as calls that wait for their answers. The things count until it is dropped.
+struct CountGuard<'a> {
+    count: &'a AtomicUsize,
+    things: usize,
+}
+
+impl<'a> CountGuard<'a> {
+    fn new(count: &'a AtomicUsize, things: usize) -> Self {
+        count.fetch_add(things, Ordering::AcqRel);
+        Self { count, things }
+    }
+}
+
+impl Drop for CountGuard<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(self.things, Ordering::AcqRel);
     }
 }
 

@@ -65,17 +65,14 @@ impl Clock {
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn system_now() -> Moment {
-    from_timespec(rustix::time::clock_gettime(rustix::time::ClockId::Boottime))
-}
+use rustix::time::ClockId::Boottime as SYSTEM_CLOCK;
 
 #[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
-fn system_now() -> Moment {
-    from_timespec(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic))
-}
+use rustix::time::ClockId::Monotonic as SYSTEM_CLOCK;
 
 #[cfg(unix)]
-fn from_timespec(time: rustix::time::Timespec) -> Moment {
+fn system_now() -> Moment {
+    let time = rustix::time::clock_gettime(SYSTEM_CLOCK);
     let secs = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     Moment::from_nanos(secs.saturating_mul(1_000_000_000).saturating_add(nanos))

@@ -123,7 +123,7 @@ impl NamedHolder {
     /// Id in the place of the id of a client that has none: a client of the timestamp scheme.
     pub(crate) const FOREIGN_ID: &'static str = "?";
     /// Label of a client of the timestamp scheme.
-    pub(crate) const FOREIGN_LABEL: &'static str = "published client";
+    const FOREIGN_LABEL: &'static str = "published client";
 
     pub(crate) fn label(&self) -> &str {
         if self.id == Self::FOREIGN_ID { Self::FOREIGN_LABEL } else { AcquisitionId::label_of(&self.id) }

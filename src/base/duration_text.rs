@@ -26,6 +26,10 @@ use std::time::Duration;
 #[allow(clippy::exhaustive_structs)] // it is a duration and nothing else
 pub struct DurationText(pub Duration);
 
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -90,13 +94,13 @@ pub(crate) mod json {
     use serde::Serializer;
     use serde::ser::SerializeMap as _;
 
-    use super::DurationText;
+    use super::{DurationText, millis};
 
     macro_rules! in_milliseconds {
         ($($field:ident)*) => {$(
             pub(crate) fn $field<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-                let number = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-                both(serializer, stringify!($field), concat!(stringify!($field), "_ms"), Some(*span), Some(number))
+                let number = Some(millis(*span));
+                both(serializer, stringify!($field), concat!(stringify!($field), "_ms"), Some(*span), number)
             }
         )*};
     }
@@ -104,8 +108,7 @@ pub(crate) mod json {
 
     #[allow(clippy::ref_option)] // as serde calls it
     pub(crate) fn votes_in<S: Serializer>(span: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-        let number = span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
-        both(serializer, "votes_in", "votes_in_ms", *span, number)
+        both(serializer, "votes_in", "votes_in_ms", *span, span.map(millis))
     }
 
     /// Writes the number in microseconds, because a round trip usually takes less than a millisecond.

@@ -359,7 +359,8 @@ impl Error {
 }
 
 /// Failure of an attempt in which too few of several masters answered or may vote.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}", if .causes.is_empty() { "no cause is known".to_owned() } else { .causes.join("; ") })]
 pub(crate) struct NoMajority {
     pub(crate) masters: usize,
     pub(crate) needed: usize,
@@ -368,17 +369,6 @@ pub(crate) struct NoMajority {
     /// Reasons, one for each master that did not answer or may not vote.
     pub(crate) causes: Vec<String>,
 }
-
-impl fmt::Display for NoMajority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.causes.as_slice() {
-            [] => f.write_str("no cause is known"),
-            causes => f.write_str(&causes.join("; ")),
-        }
-    }
-}
-
-impl std::error::Error for NoMajority {}
 
 /// Failure, and the node at which it happened.
 #[derive(Clone, Debug)]
@@ -443,15 +433,12 @@ fn advice_on(cause: Cause<'_>) -> &'static str {
             _ => "check that the server runs and accepts TLS on this port, or use `redis://`",
         };
     }
-    let Some(cause) = cause.and_then(|cause| cause.downcast_ref::<io::Error>()) else {
-        return "check that the server runs and that the address is right";
-    };
-    match cause.kind() {
+    match cause.and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind) {
         // The server closed the connection before its first answer.
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+        Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
             "check that the server runs, and use `rediss://` if it requires TLS on this port"
         }
-        io::ErrorKind::TimedOut => {
+        Some(io::ErrorKind::TimedOut) => {
             "check that the server runs and that the address is right; on a slow network raise `response_timeout`"
         }
         _ => "check that the server runs and that the address is right",

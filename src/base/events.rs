@@ -15,7 +15,7 @@ use tracing::field::Empty;
 use tracing::{Instrument, Level, Span};
 
 use crate::base::attempt::Failure;
-use crate::base::duration_text::DurationText as Time;
+use crate::base::duration_text::{DurationText as Time, millis};
 use crate::base::error::{Cause, Error, LossReason, Refusal, Result};
 use crate::base::health::{FindingKind, NodeFinding};
 use crate::base::lease::{FencingToken, Moment};
@@ -38,10 +38,6 @@ const MANAGER: &str = "redis_rwlock::manager";
 pub(crate) const LONG_WAIT: Duration = Duration::from_secs(1);
 /// Largest number of log lines in one second for each frequent kind of event.
 const MAX_LINES: u32 = 10;
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
 
 // Servers.
 
@@ -235,22 +231,13 @@ pub(crate) fn log_queued(lock: &str, mode: Mode) {
 
 // Holds.
 
-/// Reports that the server granted a lock in its answer.
-pub(crate) fn log_grant(lock: &str, mode: Mode, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted");
-}
-
-/// Reports that the server granted a lock in a notification.
-pub(crate) fn granted_by_notice(lock: &str, mode: Mode, token: FencingToken) {
-    tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "granted by notification");
-}
-
 /// Reports the hand-off of a hold within this process.
 pub(crate) fn handed_off(lock: &str, token: FencingToken) {
     tracing::debug!(target: LOCK, lock, token = token.as_u64(), "handed off");
 }
 
-/// Reports how a hold passed on: it was `converted`, `detached` to a ticket, or `adopted` from one.
+/// Reports how a hold came or passed on: it was `granted`, `granted by notification`, `converted`, `detached` to a
+/// ticket, or `adopted` from one.
 pub(crate) fn log_passage(lock: &str, mode: Mode, token: FencingToken, how: &'static str) {
     tracing::debug!(target: LOCK, lock, %mode, token = token.as_u64(), "{how}");
 }
@@ -370,17 +357,8 @@ impl fmt::Display for FailureText<'_> {
     }
 }
 
-/// Reports that no server answered an attempt to acquire a lock.
-pub(crate) fn attempt_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
-    unanswered_request(lock, "an attempt", failure, limiter, now);
-}
-
-/// Reports that no server answered a renewal.
-pub(crate) fn renewal_unanswered(lock: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
-    unanswered_request(lock, "a renewal", failure, limiter, now);
-}
-
-fn unanswered_request(lock: &str, request: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
+/// Reports that no server answered a request of this kind, such as a renewal.
+pub(crate) fn unanswered_request(lock: &str, request: &str, failure: &Failure, limiter: &Limiter, now: Moment) {
     if tracing::event_enabled!(target: ATTEMPT, Level::TRACE)
         && let Some(left_out) = limiter.admits(now)
     {

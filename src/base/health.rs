@@ -103,10 +103,10 @@ impl Health {
             // The reading is rounded to milliseconds, so one more millisecond is uncertain.
             Some(ClockReading { ahead_us, uncertain_us: micros(node.round_trip.unwrap_or_default()) / 2 + 1000 })
         };
-        let known: Vec<usize> = (0..nodes.len()).filter(|&n| reading(&nodes[n]).is_some()).collect();
-        let readings: Vec<ClockReading> = known.iter().filter_map(|&n| reading(&nodes[n])).collect();
-        for (n, skew) in known.into_iter().zip(clock_skews(&readings, 0, max_skew)) {
-            nodes[n].findings.extend(skew);
+        let known = nodes.iter_mut().filter_map(|node| Some((reading(node)?, node)));
+        let (readings, known): (Vec<_>, Vec<_>) = known.unzip();
+        for (node, skew) in known.into_iter().zip(clock_skews(&readings, 0, max_skew)) {
+            node.findings.extend(skew);
         }
         Self { nodes, needed }
     }

@@ -32,7 +32,7 @@ pub(crate) use template::KeyTemplate;
 /// Longest name in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 1024;
 /// Longest key prefix in bytes.
-pub(crate) const MAX_PREFIX_BYTES: usize = 64;
+const MAX_PREFIX_BYTES: usize = 64;
 /// Number of hash slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
@@ -220,7 +220,9 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 fn invalid_name(name: &str, reason: String) -> Error {
-    Error::InvalidName { lock: shorten(name).into(), reason }
+    // Only the first characters, so that an error stays short.
+    let shortened: String = name.chars().take(64).collect();
+    Error::InvalidName { lock: shortened.into(), reason }
 }
 
 /// Refuses prefixes that are empty, too long, or contain a forbidden character. A brace would change the hash tag. A
@@ -233,11 +235,6 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     }
     let reason = format!("it must be 1 to {MAX_PREFIX_BYTES} visible ASCII characters other than '{{', '}}' and '#'");
     Err(Error::invalid("key_prefix", reason))
-}
-
-/// Returns the first 64 characters of a name, so that an error stays short.
-fn shorten(name: &str) -> String {
-    name.chars().take(64).collect()
 }
 
 fn encode(name: &str) -> Cow<'_, str> {

@@ -61,6 +61,11 @@ impl Moment {
         Self(self.0.saturating_add(nanos))
     }
 
+    /// Returns the moment that lies `d` earlier, but no earlier moment than the first one.
+    pub(crate) fn before(self, d: Duration) -> Self {
+        Self::from_nanos(self.as_nanos().saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// Returns the moment in the middle between this one and `later`.
     pub(crate) fn halfway_to(self, later: Self) -> Self {
         let (from, to) = (self.as_nanos(), later.as_nanos());
@@ -202,9 +207,8 @@ impl Hash for FencingToken {
 impl FencingToken {
     /// Greatest token. Scripts compute with doubles, which represent all integers up to this one exactly.
     const MAX: u64 = 1 << 53;
-    /// Token that is lower than every granted token. A recall message that cannot be read gets this token.
-    pub(crate) const LOWEST: Self = Self(0);
-    /// Token that is lower than every granted token. It stands for a missing token.
+    /// Token that is lower than every granted token. It stands for a missing token. A recall message that cannot be read
+    /// gets it too.
     pub(crate) const ZERO: Self = Self(0);
 
     /// Reads a token from a server's reply. Returns `None` if the number is out of range. No script of this crate sends

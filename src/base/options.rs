@@ -149,7 +149,7 @@ impl Options {
     /// Refuses values with which a manager cannot work.
     pub(crate) fn check(&self) -> Result<()> {
         check_lease(self.lease, self.max_clock_skew)?;
-        check_max_hold(self.max_hold, self.max_clock_skew)?;
+        worth_having("max_hold", self.max_hold, self.max_clock_skew)?;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
         check_timestamp_limits(self.timestamp_clients)?;
@@ -268,7 +268,7 @@ impl Overrides {
             check_lease(lease, options.max_clock_skew)?;
             options.check_foreign_ttl(lease)?;
         }
-        self.max_hold.map_or(Ok(()), |max_hold| check_max_hold(max_hold, options.max_clock_skew))
+        self.max_hold.map_or(Ok(()), |max_hold| worth_having("max_hold", max_hold, options.max_clock_skew))
     }
 }
 
@@ -316,11 +316,7 @@ pub(crate) fn check_lease(lease: Duration, max_clock_skew: Duration) -> Result<(
     worth_having("lease", lease, max_clock_skew)
 }
 
-/// Refuses a `max_hold` of which the safety margins leave less than half.
-fn check_max_hold(max_hold: Duration, max_clock_skew: Duration) -> Result<()> {
-    worth_having("max_hold", max_hold, max_clock_skew)
-}
-
+/// Refuses a span of which the safety margins leave less than half.
 fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) -> Result<()> {
     if lease::usable(span, max_clock_skew) >= span / 2 && span >= Duration::from_millis(10) {
         return Ok(());

@@ -48,7 +48,7 @@ impl Process {
     }
 
     #[cold]
-    pub(crate) fn forked_error(&self, lock: &str) -> Error {
+    fn forked_error(&self, lock: &str) -> Error {
         Error::Forked { lock: Arc::from(lock), process: self.id }
     }
 

@@ -30,7 +30,7 @@ impl Throttle {
     pub(crate) fn next_at(&self) -> Moment {
         // A request moves `regained_at` ahead by one interval, and `regained_at` may be ahead of the clock by at most
         // one burst. So there must be room for one interval.
-        Moment::from_nanos(self.regained_at.as_nanos().saturating_sub(nanos(INTERVAL * (BURST - 1))))
+        self.regained_at.before(INTERVAL * (BURST - 1))
     }
 
     /// Counts a request that is sent now.
@@ -47,10 +47,6 @@ impl Throttle {
         }
         is_allowed
     }
-}
-
-fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

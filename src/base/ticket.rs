@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::base::attempt::AcquisitionId;
+use crate::base::duration_text::millis;
 use crate::base::error::{Error, Result};
 use crate::base::key::Key;
 use crate::base::lease::FencingToken;
@@ -62,7 +63,7 @@ impl Ticket {
             mode,
             id: id.as_str().to_owned(),
             token,
-            valid_for_ms: u64::try_from(valid_for.as_millis()).unwrap_or(u64::MAX),
+            valid_for_ms: millis(valid_for),
         }
     }
 

@@ -44,8 +44,8 @@ mod tls;
 /// `Debug` shows no passwords and no keys. The error for a topology of another form does not quote it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Topology {
-    kind: Kind,
-    tls: Tls,
+    pub(crate) kind: Kind,
+    pub(crate) tls: Tls,
     access: Access,
 }
 
@@ -386,14 +386,6 @@ impl Topology {
         self
     }
 
-    pub(crate) fn kind(&self) -> &Kind {
-        &self.kind
-    }
-
-    pub(crate) fn certificates(&self) -> &Tls {
-        &self.tls
-    }
-
     /// Returns the settings for the access to servers. Refuses settings that would have no effect with this topology.
     pub(crate) fn access(&self) -> Result<&Access> {
         let refused = |option, reason| Err(Error::invalid(option, reason));
@@ -502,7 +494,7 @@ pub(crate) fn all_without_secrets(urls: &[String]) -> Vec<&str> {
 
 /// Returns the part of a URL that contains no secret. This is the part after user and password, which end at the last
 /// `@`. Without an `@`, it is the part after the scheme. The query, which may contain a password, is left out.
-pub(crate) fn without_secrets(url: &str) -> &str {
+fn without_secrets(url: &str) -> &str {
     let end_of_host = url.find(['?', '#']).unwrap_or(url.len());
     if url.rfind('@').is_some_and(|at| at > end_of_host) {
         // The `@` belongs to the query, or the password contains `?` or `#`. So no part of the URL is safe to show.

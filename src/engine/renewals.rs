@@ -146,7 +146,7 @@ impl Renewals {
             Err(failure) => {
                 metrics.renewal(RenewalOutcome::Unanswered);
                 hold.on_no_answer(now);
-                events::renewal_unanswered(hold.key().name(), &failure, &self.lines, now);
+                events::unanswered_request(hold.key().name(), "a renewal", &failure, &self.lines, now);
             }
         }
         None

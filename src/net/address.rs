@@ -12,14 +12,10 @@ use crate::net::tls::Connector;
 pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
     let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
     let secure = infos.iter().filter(|info| speaks_tls(info)).count();
-    if infos.is_empty() {
-        return invalid("it needs the URL of at least one node");
-    }
+    first(&infos)?;
     if secure == 0 && *tls != Tls::new() {
-        return Err(Error::InvalidOption {
-            option: "tls",
-            reason: "there are certificates or a server name, and the URLs are not rediss://".to_owned(),
-        });
+        let reason = "there are certificates or a server name, and the URLs are not rediss://";
+        return Err(Error::invalid("tls", reason));
     }
     if secure != 0 && secure != infos.len() {
         return invalid("either all URLs are rediss:// or none is");
@@ -33,11 +29,11 @@ pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo
 
 /// Parses the URL of a topology that has only one.
 pub(super) fn parse_one(url: &str, tls: &Tls) -> Result<ConnectionInfo> {
-    first(parse_all(&[url.to_owned()], tls)?)
+    first(&parse_all(&[url.to_owned()], tls)?).cloned()
 }
 
-pub(super) fn first(infos: Vec<ConnectionInfo>) -> Result<ConnectionInfo> {
-    infos.into_iter().next().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
+pub(super) fn first(infos: &[ConnectionInfo]) -> Result<&ConnectionInfo> {
+    infos.first().map_or_else(|| invalid("it needs the URL of at least one node"), Ok)
 }
 
 /// Refuses URLs that cannot belong to one cluster. Does not check that the database exists: Valkey 9 can have several
@@ -117,16 +113,13 @@ fn speaks_tls(info: &ConnectionInfo) -> bool {
 }
 
 fn invalid<T>(reason: &str) -> Result<T> {
-    Err(Error::InvalidOption { option: "topology", reason: reason.to_owned() })
+    Err(Error::invalid("topology", reason))
 }
 
 /// Returns the error for a URL that cannot be parsed. Does not include the error of the `redis` crate, because its text
 /// may quote the URL with the password.
 fn invalid_url() -> Error {
-    Error::InvalidOption {
-        option: "topology",
-        reason: "a URL must read redis://[user][:password@]host[:port][/db]".to_owned(),
-    }
+    Error::invalid("topology", "a URL must read redis://[user][:password@]host[:port][/db]")
 }
 
 /// Replaces the user and the password of `info` by `credentials`. Without credentials, returns `info` unchanged.

@@ -9,30 +9,6 @@ use crate::base::panics::catch_panic;
 use crate::base::topology::{AddressSource, Remap};
 use crate::net::slots::complete;
 
-/// Server that announces an address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Announcer<'a> {
-    /// Member of a cluster, and the address at which this process asked it.
-    Member(&'a str),
-    /// Sentinel, and the address at which this process asked it.
-    Sentinel(&'a str),
-}
-
-impl Announcer<'_> {
-    fn address(&self) -> &str {
-        match self {
-            Self::Member(address) | Self::Sentinel(address) => address,
-        }
-    }
-
-    fn source(&self, announced: Option<String>) -> AddressSource {
-        match self {
-            Self::Member(at) => AddressSource::Cluster { at: (*at).to_owned(), announced },
-            Self::Sentinel(at) => AddressSource::Sentinel { at: (*at).to_owned(), announced },
-        }
-    }
-}
-
 /// Announced addresses of one fleet. The other parts of the fleet use only the addresses at which this process reaches
 /// the nodes.
 pub(super) struct Announced {
@@ -40,22 +16,32 @@ pub(super) struct Announced {
     /// Addresses that the user named.
     named: HashSet<String>,
     sources: Mutex<HashMap<String, AddressSource>>,
+    /// Makes the source of an address from its announcer, and from the announced address if that was remapped.
+    source_of: fn(String, Option<String>) -> AddressSource,
 }
 
 impl Announced {
-    pub(super) fn new(remap: Option<Remap>, named: impl IntoIterator<Item = String>) -> Self {
-        Self { remap, named: named.into_iter().collect(), sources: Mutex::default() }
+    pub(super) fn new(
+        remap: Option<Remap>,
+        named: impl IntoIterator<Item = String>,
+        source_of: fn(String, Option<String>) -> AddressSource,
+    ) -> Self {
+        Self { remap, named: named.into_iter().collect(), sources: Mutex::default(), source_of }
     }
 
     /// Returns the address at which this process reaches a server that was announced at `address`. If `address` has no
     /// host, uses the host of the announcer.
-    pub(super) fn on_announced(&self, address: &str, announcer: Announcer<'_>) -> String {
-        let announced = complete(address, announcer.address());
-        let Some(reached) = self.remapped_address(&announced) else {
-            self.note(&announced, || announcer.source(None));
-            return announced;
+    pub(super) fn on_announced(&self, address: &str, announcer: &str) -> String {
+        let announced = complete(address, announcer);
+        let (reached, announced) = match self.remapped_address(&announced) {
+            Some(reached) => (reached, Some(announced)),
+            None => (announced, None),
         };
-        self.note(&reached, || announcer.source(Some(announced)));
+        // If several servers announce the address, the first of them stays the source.
+        let mut sources = self.sources.lock();
+        if !self.named.contains(&reached) && !sources.contains_key(&reached) {
+            sources.insert(reached.clone(), (self.source_of)(announcer.to_owned(), announced));
+        }
         reached
     }
 
@@ -68,14 +54,6 @@ impl Announced {
         let (host, port) = catch_panic(|| remap.of(host, port))?;
         let reached = format!("{host}:{port}");
         (reached != announced).then_some(reached)
-    }
-
-    /// Notes the source of an address. If several servers announce the address, the first of them stays the source.
-    fn note(&self, address: &str, source: impl FnOnce() -> AddressSource) {
-        let mut sources = self.sources.lock();
-        if !self.named.contains(address) && !sources.contains_key(address) {
-            sources.insert(address.to_owned(), source());
-        }
     }
 
     pub(super) fn source(&self, address: &str) -> AddressSource {
@@ -95,16 +73,18 @@ mod tests {
     #[test]
     fn address_is_remapped_once_and_keeps_its_first_source() {
         let remap = Remap::new(|host, port| (host.replace("10.0.0.", "127.0.0."), port + 1000));
-        let announced = Announced::new(Some(remap), ["127.0.0.9:2001".to_owned()]);
+        let announced = Announced::new(Some(remap), ["127.0.0.9:2001".to_owned()], |at, announced| {
+            AddressSource::Cluster { at, announced }
+        });
         let cluster = |at: &str, announced: &str| AddressSource::Cluster {
             at: at.to_owned(),
             announced: Some(announced.to_owned()),
         };
-        assert_eq!(announced.on_announced("10.0.0.1:1", Announcer::Member("a:9")), "127.0.0.1:1001");
-        assert_eq!(announced.on_announced("10.0.0.1:1", Announcer::Member("b:9")), "127.0.0.1:1001");
+        assert_eq!(announced.on_announced("10.0.0.1:1", "a:9"), "127.0.0.1:1001");
+        assert_eq!(announced.on_announced("10.0.0.1:1", "b:9"), "127.0.0.1:1001");
         assert_eq!(announced.source("127.0.0.1:1001"), cluster("a:9", "10.0.0.1:1"));
-        assert_eq!(announced.on_announced(":7", Announcer::Member("10.0.0.2:9")), "127.0.0.2:1007");
-        assert_eq!(announced.on_announced("10.0.0.9:1001", Announcer::Member("a:9")), "127.0.0.9:2001");
+        assert_eq!(announced.on_announced(":7", "10.0.0.2:9"), "127.0.0.2:1007");
+        assert_eq!(announced.on_announced("10.0.0.9:1001", "a:9"), "127.0.0.9:2001");
         assert_eq!(announced.source("127.0.0.9:2001"), AddressSource::User, "the user named it as well");
         announced.retain(|address| address == "127.0.0.2:1007");
         assert_eq!(announced.source("127.0.0.1:1001"), AddressSource::User);
@@ -114,8 +94,9 @@ mod tests {
 
     #[test]
     fn mapping_that_panics_changes_nothing() {
-        let announced = Announced::new(Some(Remap::new(|_, _| panic!("no such host"))), []);
-        assert_eq!(announced.on_announced("h:1", Announcer::Sentinel("s:2")), "h:1");
+        let remap = Remap::new(|_, _| panic!("no such host"));
+        let announced = Announced::new(Some(remap), [], |at, announced| AddressSource::Sentinel { at, announced });
+        assert_eq!(announced.on_announced("h:1", "s:2"), "h:1");
         assert_eq!(announced.source("h:1").to_string(), "announced by the Sentinel at s:2");
     }
 }

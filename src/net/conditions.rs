@@ -75,14 +75,12 @@ impl Condition {
     fn memory_findings(&self) -> impl Iterator<Item = NodeFinding> {
         let evicts = self.memory.as_ref().filter(|memory| memory.policy != "noeviction");
         let evicts = evicts.map(|memory| NodeFinding::Evicts { policy: memory.policy.clone() });
-        let is_full = |memory: &&Memory| memory.max > 0 && memory.used > memory.max && memory.policy == "noeviction";
-        let full = match self.memory.as_ref() {
-            Some(memory) if self.refused.is_some() || is_full(&memory) => {
-                Some(NodeFinding::MemoryFull { used: Some(memory.used), maxmemory: Some(memory.max) })
-            }
-            None if self.refused.is_some() => Some(NodeFinding::MemoryFull { used: None, maxmemory: None }),
-            Some(_) | None => None,
-        };
+        let is_over = |memory: &Memory| memory.max > 0 && memory.used > memory.max && memory.policy == "noeviction";
+        let memory = self.memory.as_ref();
+        let full = (self.refused.is_some() || memory.is_some_and(is_over)).then(|| NodeFinding::MemoryFull {
+            used: memory.map(|memory| memory.used),
+            maxmemory: memory.map(|memory| memory.max),
+        });
         full.into_iter().chain(evicts)
     }
 }
@@ -95,7 +93,7 @@ impl Conditions {
             has_connected: AtomicBool::new(false),
             nodes: Mutex::default(),
             counts: NodeFindings::default(),
-            unpublished: Counter::of_unpublished(),
+            unpublished: Counter::of("rwlock_unpublished_total"),
         }
     }
 
@@ -125,10 +123,8 @@ impl Conditions {
         self.change(node, |known| {
             known.may_not_ask = memory.is_none();
             known.asked = Some(now);
-            let is_old = |refused: Moment| now.since(refused) >= MAX_REFUSAL_AGE;
-            if memory.is_some() || known.refused.is_some_and(is_old) {
-                known.refused = None;
-            }
+            let is_recent = |refused: &Moment| now.since(*refused) < MAX_REFUSAL_AGE;
+            known.refused = known.refused.filter(|refused| memory.is_none() && is_recent(refused));
             known.memory = memory;
         });
     }
@@ -199,10 +195,7 @@ impl Conditions {
 
     fn change(&self, node: &str, change: impl FnOnce(&mut Condition)) {
         let mut nodes = self.nodes.lock();
-        match nodes.get_mut(node) {
-            Some(known) => change(known),
-            None => change(nodes.entry(node.to_owned()).or_default()),
-        }
+        change(nodes.entry(node.to_owned()).or_default());
         let changes = self.judge(&mut nodes);
         // The mutex is released first, because log and gauge may call code of the user.
         drop(nodes);

@@ -11,7 +11,7 @@ use crate::base::error::{AtNode, NoTls, NotPrimary, Refusal, Source};
 use crate::base::lease::Moment;
 
 /// Reason why a call has no usable reply, as far as the answer of one node can show it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Fault {
     /// The slot belongs to the node at `address`. Nothing ran.
     Moved { address: String },
@@ -42,12 +42,29 @@ impl Fault {
         Self::NotSent(Some(Answer::error(reason)))
     }
 
+    /// Fault of a request that a server may execute until `arrives_until`.
+    pub(super) fn unknown(arrives_until: Moment, reason: impl Into<String>) -> Self {
+        Self::Unknown { arrives_until, source: Some(Answer::error(reason)) }
+    }
+
+    pub(super) fn refusal(refusal: Refusal, message: impl Into<String>) -> Self {
+        Self::Refused { refusal, message: message.into() }
+    }
+
+    /// Refusal of a server that answers a question with something that is no answer to it.
+    pub(super) fn unreadable(server: &str, question: &str) -> Self {
+        Self::refusal(Refusal::Other, format!("{server} has answered {question} with something else"))
+    }
+
     /// Classifies an error that a node has sent as its reply.
     pub(super) fn of_server(error: &ServerError) -> Self {
         match Self::of_words(error) {
-            // Scripts read all keys before they write. So a script that finds a key of another type has not changed
-            // anything, although the error comes from within the script.
-            Self::Refused { refusal, message } if refusal != Refusal::ForeignKey && is_from_within(&message) => {
+            // Redis and Valkey add the position in the script to an error that came from within it. Scripts read all
+            // keys before they write. So a script that finds a key of another type has not changed anything, although
+            // the error comes from within the script.
+            Self::Refused { refusal, message }
+                if refusal != Refusal::ForeignKey && message.contains("@user_script:") =>
+            {
                 Self::Broken { refusal, message }
             }
             fault => fault,
@@ -60,7 +77,7 @@ impl Fault {
         // The details are `<slot> <host>:<port>`. If the host is empty, the caller fills it in.
         let address = || details.split(' ').nth(1).unwrap_or_default().to_owned();
         let words = || format!("{} {details}", error.code());
-        let refused = |refusal| Self::Refused { refusal, message: words() };
+        let refused = |refusal| Self::refusal(refusal, words());
         let again = || Self::Again(Answer::error(words()));
         match error.code() {
             "MOVED" => Self::Moved { address: address() },
@@ -88,10 +105,10 @@ impl Fault {
             // While a slot moves, a server may run a script although the key is at another server. Scripts read first,
             // so the first command that meets this error has changed nothing.
             _ if details.contains("attempted to access a non local key") => again(),
-            _ if details.contains("cluster support disabled") => Self::Refused {
-                refusal: Refusal::OtherTopology,
-                message: "it is no member of a cluster: use `Topology::node`, or give a member's URL".to_owned(),
-            },
+            _ if details.contains("cluster support disabled") => Self::refusal(
+                Refusal::OtherTopology,
+                "it is no member of a cluster: use `Topology::node`, or give a member's URL",
+            ),
             _ => refused(Refusal::Other),
         }
     }
@@ -99,27 +116,16 @@ impl Fault {
     /// Classifies an error of the `redis` crate after a request was sent. It is an error reply of the server, or an
     /// error of the connection.
     pub(super) fn of_request(error: RedisError, arrives_until: Moment) -> Self {
-        match server_error(&error) {
-            Some(fault) => fault,
-            None => Self::Unknown { arrives_until, source: Some(cause_of(error)) },
-        }
+        server_error(&error).unwrap_or_else(|| Self::Unknown { arrives_until, source: Some(cause_of(error)) })
     }
 
     /// Classifies an error that happened before a connection was open. No request was sent.
     pub(super) fn of_dial(error: RedisError) -> Self {
         if error.kind() == ErrorKind::AuthenticationFailed {
-            return Self::Refused {
-                refusal: Refusal::Unauthenticated,
-                message: error.detail().unwrap_or("authentication failed").to_owned(),
-            };
+            return Self::refusal(Refusal::Unauthenticated, error.detail().unwrap_or("authentication failed"));
         }
-        if let Some(fault) = of_handshake(&error) {
-            return fault;
-        }
-        match server_error(&error) {
-            Some(fault) => fault,
-            None => Self::NotSent(Some(cause_of(error))),
-        }
+        let known = of_handshake(&error).or_else(|| server_error(&error));
+        known.unwrap_or_else(|| Self::NotSent(Some(cause_of(error))))
     }
 
     /// Returns the fault of a call through a proxy. The proxy may have sent the call before it answered with an error of
@@ -129,22 +135,28 @@ impl Fault {
         const BEFORE: [&str; 6] = ["unknown command", "script", "Script", "Lua", "ompil", "no upstream host"];
         match self {
             Self::Refused { refusal: Refusal::Other, message } if !BEFORE.iter().any(|part| message.contains(part)) => {
-                Self::Unknown { arrives_until, source: Some(Answer::error(message)) }
+                Self::unknown(arrives_until, message)
             }
             fault => fault,
         }
     }
 
     /// Adds the address of the node to the error, for callers that do not know which node was asked.
-    pub(super) fn at(self, address: &str) -> Self {
+    pub(super) fn at(mut self, address: &str) -> Self {
         let at_node = |cause| Arc::new(AtNode { node: address.into(), cause });
-        match self {
-            Self::NotSent(cause) => Self::NotSent(Some(at_node(cause))),
-            Self::Again(cause) => Self::Again(at_node(Some(cause))),
-            Self::WrongServer(cause) => Self::WrongServer(at_node(Some(cause))),
-            Self::Unknown { arrives_until, source } => Self::Unknown { arrives_until, source: Some(at_node(source)) },
-            Self::Refused { refusal, message } => Self::Refused { refusal, message: format!("{address}: {message}") },
-            other => other,
+        match &mut self {
+            Self::NotSent(cause) | Self::Unknown { source: cause, .. } => *cause = Some(at_node(cause.take())),
+            Self::Again(cause) | Self::WrongServer(cause) => *cause = at_node(Some(Arc::clone(cause))),
+            Self::Refused { message, .. } => *message = format!("{address}: {message}"),
+            _ => {}
+        }
+        self
+    }
+
+    /// Takes the fault of another server instead, if it tells more. A refusal tells more than a missing answer.
+    pub(super) fn prefer(&mut self, other: Self) {
+        if matches!(other, Self::Refused { .. }) || matches!(self, Self::NotSent(None)) {
+            *self = other;
         }
     }
 
@@ -191,44 +203,34 @@ fn cause_of(error: RedisError) -> Source {
 /// server reads the handshake as a command. It closes the connection, or waits for the rest of the command.
 pub(super) fn without_tls(fault: Fault) -> Fault {
     match fault {
-        Fault::NotSent(Some(cause)) if cause.downcast_ref::<io::Error>().is_some_and(is_no_refusal) => {
+        Fault::NotSent(Some(cause))
+            if cause
+                .downcast_ref::<io::Error>()
+                .is_some_and(|error| error.kind() != io::ErrorKind::ConnectionRefused) =>
+        {
             Fault::NotSent(Some(Arc::new(NoTls(cause))))
         }
         other => other,
     }
 }
 
-fn is_no_refusal(error: &io::Error) -> bool {
-    error.kind() != io::ErrorKind::ConnectionRefused
-}
-
-/// Returns true if the error came from a command within a script. Redis and Valkey then add the position in the script
-/// to the message.
-fn is_from_within(message: &str) -> bool {
-    message.contains("@user_script:")
-}
-
 /// Adds to the message the commands of the script line that caused the error, unless the message names the command
 /// already. If a user may not run a command, Redis 7.0 gives only the position of the command in the script.
-pub(super) fn with_command(fault: Fault, script: &str) -> Fault {
-    match fault {
-        Fault::Broken { refusal, message } => {
-            let message = match commands_at(&message, script) {
-                Some(commands) if !message.contains(" '") => format!("{message} (there it calls {commands})"),
-                _ => message,
-            };
-            Fault::Broken { refusal, message }
-        }
-        other => other,
+pub(super) fn with_command(mut fault: Fault, script: &str) -> Fault {
+    if let Fault::Broken { message, .. } = &mut fault
+        && !message.contains(" '")
+        && let Some(commands) = commands_at(message, script)
+    {
+        *message = format!("{message} (there it calls {commands})");
     }
+    fault
 }
 
 fn commands_at(message: &str, script: &str) -> Option<String> {
     let (_, place) = message.split_once("@user_script:")?;
     let digits = place.split(|c: char| !c.is_ascii_digit()).next()?;
     let line = script.lines().nth(digits.parse::<usize>().ok()?.checked_sub(1)?)?;
-    let calls = line.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
-    let commands: Vec<&str> = calls.collect();
+    let commands: Vec<&str> = line.split("call('").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
     (!commands.is_empty()).then(|| commands.join(" or "))
 }
 
@@ -266,7 +268,7 @@ fn of_handshake(error: &RedisError) -> Option<Fault> {
         ) => Refusal::Unauthenticated,
         _ => return None,
     };
-    Some(Fault::Refused { refusal, message: handshake.to_string() })
+    Some(Fault::refusal(refusal, handshake.to_string()))
 }
 
 #[cfg(not(feature = "tls"))]

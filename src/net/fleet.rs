@@ -34,13 +34,10 @@ use crate::base::single_task::SingleTask;
 use crate::base::topology::{Access, AddressSource};
 use crate::net::CLOCK;
 use crate::net::address::{address_of, check_members, first, with_credentials, with_host};
-use crate::net::announced::{Announced, Announcer};
-use crate::net::conditions::Conditions;
+use crate::net::announced::Announced;
 use crate::net::fault::Fault;
 use crate::net::members::{MAX_ASKED, Members};
-use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role, shown};
-use crate::net::outages::Outages;
-use crate::net::secrets::Secrets;
+use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role};
 use crate::net::sentinels::Sentinels;
 use crate::net::slots::SlotMap;
 
@@ -50,14 +47,14 @@ const MIGRATION: Duration = Duration::from_secs(1);
 pub(super) struct Fleet {
     me: Weak<Self>,
     map_source: MapSource,
-    announced: Announced,
+    pub(super) announced: Announced,
     /// Connection settings of all nodes. The address in these settings is not used.
     template: ConnectionInfo,
-    secrets: Arc<Secrets>,
-    limits: Limits,
+    pub(super) reports: Reports,
+    pub(super) limits: Limits,
     background_runtime: BackgroundRuntime,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
-    map: watch::Sender<SlotMap>,
+    pub(super) map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, SuspectReason>>,
     /// Number of suspects. It is usually zero, and then a call need not lock `suspects`.
     suspect_count: AtomicUsize,
@@ -77,8 +74,6 @@ pub(super) struct Fleet {
     map_refreshes_counter: Counter,
     /// Slot map at the time of the last log message about owners.
     told: Mutex<SlotMap>,
-    outages: Arc<Outages>,
-    conditions: Arc<Conditions>,
     /// Number of reconnects of the nodes that the fleet has forgotten.
     past_reconnects: AtomicU64,
 }
@@ -116,63 +111,52 @@ impl Fleet {
     pub(super) fn cluster(
         infos: Vec<ConnectionInfo>,
         access: &Access,
-        secrets: &Arc<Secrets>,
+        reports: Reports,
         options: &Options,
         background_runtime: BackgroundRuntime,
-        conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
         check_members(&infos)?;
         let seeds = || infos.iter().map(|info| address_of(info.addr()));
         let map_source = MapSource::Members(Mutex::new(Members::new(seeds())));
-        let announced = Announced::new(access.remap.clone(), seeds());
-        Ok(Self::new(
-            map_source,
-            announced,
-            first(infos)?,
-            Arc::clone(secrets),
-            Limits::new(options, Role::ClusterMember),
-            background_runtime,
-            Arc::clone(conditions),
-        ))
+        let announced =
+            Announced::new(access.remap.clone(), seeds(), |at, announced| AddressSource::Cluster { at, announced });
+        let reports = Reports { replica_names: ReplicaNames::Primary, ..reports };
+        let limits = Limits::new(options, Role::ClusterMember);
+        Ok(Self::new(map_source, announced, first(&infos)?.clone(), reports, limits, background_runtime))
     }
 
     pub(super) fn behind_sentinels(
         primary: &str,
         infos: Vec<ConnectionInfo>,
         access: &Access,
-        secrets: &Arc<Secrets>,
+        reports: Reports,
         options: &Options,
         background_runtime: BackgroundRuntime,
-        conditions: &Arc<Conditions>,
     ) -> Result<Arc<Self>> {
-        let sentinels = Sentinels::new(primary, infos.clone(), Arc::clone(secrets), options.response_timeout);
-        let template = with_credentials(first(infos)?, access.primary_credentials.as_ref());
-        Ok(Self::new(
-            MapSource::Sentinels(Arc::new(sentinels)),
-            Announced::new(access.remap.clone(), []),
-            template,
-            Arc::clone(secrets),
-            Limits::new(options, Role::Standalone),
-            background_runtime,
-            Arc::clone(conditions),
-        ))
+        let secrets = Arc::clone(&reports.secrets);
+        let template = with_credentials(first(&infos)?.clone(), access.primary_credentials.as_ref());
+        let sentinels = Arc::new(Sentinels::new(primary, infos, secrets, options.response_timeout));
+        let announced =
+            Announced::new(access.remap.clone(), [], |at, announced| AddressSource::Sentinel { at, announced });
+        let reports = Reports { replica_names: ReplicaNames::Sentinels(Arc::clone(&sentinels)), ..reports };
+        let limits = Limits::new(options, Role::Standalone);
+        Ok(Self::new(MapSource::Sentinels(sentinels), announced, template, reports, limits, background_runtime))
     }
 
     fn new(
         map_source: MapSource,
         announced: Announced,
         template: ConnectionInfo,
-        secrets: Arc<Secrets>,
+        reports: Reports,
         limits: Limits,
         background_runtime: BackgroundRuntime,
-        conditions: Arc<Conditions>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             map_source,
             announced,
             template,
-            secrets,
+            reports,
             limits,
             background_runtime,
             nodes: Mutex::default(),
@@ -183,13 +167,11 @@ impl Fleet {
             migrating_count: AtomicUsize::new(0),
             refresh_task: SingleTask::default(),
             suspects_task: SingleTask::default(),
-            look_until: Mutex::new(Moment::from_nanos(0)),
+            look_until: Mutex::new(Moment::START),
             refresh_lock: tokio::sync::Mutex::new(None),
             map_refreshes: AtomicU64::new(0),
-            map_refreshes_counter: Counter::of_map_refreshes(),
+            map_refreshes_counter: Counter::of("rwlock_map_refreshes_total"),
             told: Mutex::default(),
-            outages: Arc::default(),
-            conditions,
             past_reconnects: AtomicU64::new(0),
         })
     }
@@ -213,16 +195,10 @@ impl Fleet {
     }
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
+        let reports = Reports { on_loss, source: self.announced.source(address), ..self.reports.clone() };
         let unusable = || Fault::unsent(format!("{address:?} is no address of a node"));
-        let (outages, conditions) = (Arc::clone(&self.outages), Arc::clone(&self.conditions));
-        let (source, secrets) = (self.announced.source(address), Arc::clone(&self.secrets));
-        let replica_names = match &self.map_source {
-            MapSource::Members(_) => ReplicaNames::Primary,
-            MapSource::Sentinels(sentinels) => ReplicaNames::Sentinels(Arc::clone(sentinels)),
-        };
-        let reports = Reports { on_loss, outages, conditions, source, secrets, replica_names };
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        Node::new(address, info, self.limits, self.background_runtime.clone(), reports).map_err(|_| unusable())
+        Ok(Node::new(address, info, self.limits, self.background_runtime.clone(), reports))
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
@@ -240,48 +216,25 @@ impl Fleet {
         self.map.borrow().owner(slot).is_none_or(|owner| **owner == *to.address())
     }
 
-    /// Yields the slot map after each refresh and after each change of one slot. A refreshed map may be the same as
-    /// before.
-    pub(super) fn changes(&self) -> watch::Receiver<SlotMap> {
-        self.map.subscribe()
-    }
-
     pub(super) async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
-        let mut address = self.owner_address(slot);
-        let mut asked = Ok(());
-        if address.is_none() {
-            asked = Box::pin(self.refresh_unless_known(slot)).await;
-            address = self.owner_address(slot);
+        if let Some(address) = self.owner_address(slot) {
+            return self.node(&address);
         }
-        match (address, asked) {
+        let asked = Box::pin(self.ask_in_background(Some(slot))).await;
+        match (self.owner_address(slot), asked) {
             (Some(address), _) => self.node(&address),
             (None, Err(fault)) => Err(fault),
             (None, Ok(())) => Err(Fault::unsent(format!("nobody says who owns slot {slot}"))),
         }
     }
 
-    /// Returns the address at which this process reaches a server. `member` has announced this server at `address`.
-    pub(super) fn on_announced(&self, address: &str, member: &str) -> String {
-        self.announced.on_announced(address, Announcer::Member(member))
-    }
-
     /// Notes that `member` has named `address` as the new owner of a slot. Refreshes the map, because other slots may
     /// have moved too.
     pub(super) fn on_moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
-        let address = self.on_announced(address, member);
+        let address = self.announced.on_announced(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
         self.look_in_background();
         self.node(&address)
-    }
-
-    /// Returns the source of a node's address.
-    pub(super) fn address_source(&self, address: &str) -> AddressSource {
-        self.announced.source(address)
-    }
-
-    /// Returns a node's address for error messages. If the user did not name the address, the text includes its source.
-    fn shown(&self, address: &str) -> String {
-        shown(address, &self.announced.source(address))
     }
 
     /// Notes that a slot is migrating to another node. Requests for this slot are sent one by one, because its owner
@@ -374,10 +327,6 @@ impl Fleet {
             MapSource::Members(members) => members.lock().seeds(),
             MapSource::Sentinels(_) => Vec::new(),
         }
-    }
-
-    pub(super) fn outages(&self) -> &Arc<Outages> {
-        &self.outages
     }
 
     pub(super) fn sentinels(&self) -> Option<&Sentinels> {

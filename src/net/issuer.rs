@@ -131,7 +131,9 @@ impl Issuer {
                 }
                 Ok(issued)
             }
-            None if is_answered => Err(self.shared.failure().unwrap_or_else(|| no_answer(limit * 2))),
+            None if is_answered => {
+                Err(self.shared.state.borrow().failure.clone().unwrap_or_else(|| no_answer(limit * 2)))
+            }
             None => Err(no_answer(limit * 2)),
         }
     }
@@ -139,14 +141,14 @@ impl Issuer {
     /// Asks the provider once more, because a server has refused the credentials with this number. Returns newer
     /// credentials, if the provider has some within twice the limit.
     pub(super) async fn after_refusal(&self, refused: u64, limit: Duration) -> Option<Issued> {
-        let (newer, call) = {
+        let call = {
             let state = self.shared.state.borrow();
+            if let Some(newer) = state.newer_than(refused) {
+                return Some(newer);
+            }
             // A call that runs already may have begun before the change that made the server refuse.
-            (state.newer_than(refused), state.begun + 1)
+            state.begun + 1
         };
-        if newer.is_some() {
-            return newer;
-        }
         self.want(call);
         let deadline = Instant::now() + limit * 2;
         self.until(deadline, |state| state.ended >= call || state.newer_than(refused).is_some()).await;
@@ -292,10 +294,6 @@ impl IssuerShared {
         failure.iter().for_each(|failure| self.tell_failure(failure));
     }
 
-    fn failure(&self) -> Option<String> {
-        self.state.borrow().failure.clone()
-    }
-
     /// Logs a failure of the provider, unless the log has one since the last success. Without any credentials, the dial
     /// fails and reports the reason.
     fn tell_failure(&self, failure: &str) {
@@ -349,13 +347,11 @@ fn subscribe(
     drop(runtime.spawn_blocking(move || {
         driver.block_on(async {
             let mut stream = provider.subscribe();
-            loop {
-                let item = tokio::select! {
-                    biased;
-                    () = items.closed() => return,
-                    item = stream.next() => item,
-                };
-                let Some(item) = item else { return };
+            while let Some(item) = tokio::select! {
+                biased;
+                () = items.closed() => None,
+                item = stream.next() => item,
+            } {
                 let answer = item.map(|auth| Credentials::new(auth.username(), auth.password()));
                 if items.send(check(answer.map_err(Into::into))).await.is_err() {
                     return;

@@ -94,8 +94,7 @@ impl Members {
             candidates = self.unasked_members(&order);
         }
         candidates.truncate(MAX_ASKED);
-        if let Some((best, _, _)) = candidates.first() {
-            let best = *best;
+        if let Some(&(best, _, _)) = candidates.first() {
             candidates.retain(|(order, _, _)| *order == best);
         }
         let asked: Vec<_> = candidates.into_iter().map(|(_, _, address)| address).collect();
@@ -110,13 +109,12 @@ impl Members {
     /// Returns the members that were not asked in this cycle. Those to ask first come first.
     fn unasked_members(&self, order: impl Fn(&str) -> AskOrder) -> Vec<(AskOrder, u64, Arc<str>)> {
         let unasked = self.members.iter().filter(|(_, member)| member.asked < self.cycle);
-        let order = |address: &str, member: &Member| match self.is_listed(member) {
-            true => order(address),
-            false => AskOrder::Unlisted,
-        };
-        let candidate =
-            |(address, member): (&Arc<str>, &Member)| (order(address, member), fastrand::u64(..), Arc::clone(address));
-        let mut candidates: Vec<_> = unasked.map(candidate).collect();
+        let mut candidates: Vec<_> = unasked
+            .map(|(address, member)| {
+                let order = if self.is_listed(member) { order(address) } else { AskOrder::Unlisted };
+                (order, fastrand::u64(..), Arc::clone(address))
+            })
+            .collect();
         candidates.sort_unstable();
         candidates
     }

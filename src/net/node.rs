@@ -23,14 +23,13 @@ use crate::base::attempt::{Answered, NodeId, Route, ServerContact};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::durability::Durability;
 use crate::base::error::Result;
-use crate::base::lease::{ClockSample, Moment, ServerTime};
+use crate::base::lease::{self, ClockSample, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::topology::AddressSource;
 use crate::net::CLOCK;
 use crate::net::conditions::Conditions;
 use crate::net::fault::{self, Fault};
 use crate::net::outages::Outages;
-use crate::net::pushed::OnPush;
 use crate::net::script::PublishCommand;
 use crate::net::secrets::Secrets;
 use crate::net::{Call, Expiry};
@@ -40,7 +39,7 @@ use connection::{Load, Wording};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
 use greeting::hello_of_info;
-pub(super) use greeting::{hello_field, info_field, info_text, parse_time};
+pub(super) use greeting::{hello_field, hello_value, info, info_field, info_text, list_items, parse_time};
 pub(super) use in_flight::Precedence;
 pub(super) use replicas::ReplicaNames;
 use replicated::{ReplicatedCalls, ReplicatedConnections};
@@ -101,6 +100,11 @@ impl Limits {
             durability: options.durability,
         }
     }
+
+    /// Returns the moment until which a copy of a request may arrive that was sent at `sent`.
+    pub(super) fn arrives_until(&self, sent: Moment) -> Moment {
+        sent.after(lease::max_delay(self.response_timeout, self.max_clock_skew))
+    }
 }
 
 /// Kind of server that a node expects.
@@ -113,13 +117,6 @@ pub(super) enum Role {
     ClusterMember,
     /// Proxy, which sends each request to one of several servers.
     Proxy,
-}
-
-impl Role {
-    /// Returns true if one request shows the state of all others: they reach the same server.
-    pub(super) fn is_one_server(self) -> bool {
-        self != Self::Proxy
-    }
 }
 
 /// Form in which a call is sent. The owner of a slot gets the call alone. A node to which the slot is being migrated
@@ -149,6 +146,20 @@ pub(super) struct Reports {
     pub(super) replica_names: ReplicaNames,
 }
 
+impl Reports {
+    /// Returns the values for a node that the user named.
+    pub(super) fn new(conditions: &Arc<Conditions>, secrets: &Arc<Secrets>) -> Self {
+        Self {
+            on_loss: None,
+            outages: Arc::default(),
+            conditions: Arc::clone(conditions),
+            source: AddressSource::User,
+            secrets: Arc::clone(secrets),
+            replica_names: ReplicaNames::Nobody,
+        }
+    }
+}
+
 pub(super) struct Node {
     connections: Arc<Connections>,
     apart: Apart,
@@ -171,11 +182,11 @@ impl Node {
         limits: Limits,
         background_runtime: BackgroundRuntime,
         reports: Reports,
-    ) -> Result<Self> {
+    ) -> Self {
         let replica_names = reports.replica_names.clone();
         let connections = Arc::new(Connections::new(address, info, limits, background_runtime, reports));
         let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
-        Ok(Self { connections, apart: Apart::default(), replicated_connections, limits })
+        Self { connections, apart: Apart::default(), replicated_connections, limits }
     }
 
     pub(super) fn address(&self) -> &str {
@@ -192,12 +203,6 @@ impl Node {
         self.connections.id
     }
 
-    /// Dials a connection that carries only subscriptions. `on_push` receives the pushes of the server. `on_loss` runs
-    /// when the connection is lost.
-    pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
-        self.connections.dial_link(on_loss, on_push).await
-    }
-
     /// Returns the number and the clock sample of this runtime's connection, or `None` if this runtime has no
     /// connection.
     pub(super) fn clock_sample(&self) -> Option<(u64, ClockSample)> {
@@ -206,15 +211,16 @@ impl Node {
 
     /// Returns how many connections replaced an earlier connection.
     pub(super) fn reconnects(&self) -> u64 {
-        self.connections.reconnects()
+        self.connections.reconnects.load(Ordering::Relaxed)
     }
 
     pub(super) fn up_since(&self) -> Option<Moment> {
-        self.connections.up_since()
+        let nanos = self.connections.up_since.load(Ordering::Acquire);
+        (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.connections.is_connected()
+        self.connections.of.lock().iter().any(|connection| connection.open().is_some())
     }
 
     pub(super) fn route(&self) -> Route {
@@ -228,12 +234,6 @@ impl Node {
     /// Returns true if the node is not in an outage and this runtime has a connection with a free permit.
     pub(super) fn can_send_inline(&self) -> bool {
         !self.connections.outage.is() && self.connections.current().is_some_and(|live| live.space.has_free_permit())
-    }
-
-    /// Waits until the node is no longer in an outage. Fails after one response timeout, with the error that began the
-    /// outage.
-    pub(super) async fn wait_for_answer(&self) -> Result<(), Fault> {
-        self.connections.wait_for_answer().await
     }
 
     /// Sends one call on the shared connection.
@@ -261,15 +261,14 @@ impl Node {
         admission: Admission,
         precedence: Precedence,
     ) -> CallAnswer {
-        let calls = |load| ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
-        let mut answer = self.ask_replicated(replicated_connections, calls(Load::Digest)).await?.pop();
-        for _ in 0..MAX_TEXTS {
-            if !matches!(answer, Some(Err(Fault::NoScript))) {
-                break;
+        for load in iter::once(Load::Digest).chain([Load::Text; MAX_TEXTS]) {
+            let calls = ReplicatedCalls { calls: vec![call.clone()], load, admission, precedence };
+            match self.ask_replicated(replicated_connections, calls).await?.pop() {
+                Some(Err(Fault::NoScript)) => {}
+                answer => return answer.unwrap_or(Err(Fault::NoScript)),
             }
-            answer = self.ask_replicated(replicated_connections, calls(Load::Text)).await?.pop();
         }
-        answer.unwrap_or(Err(Fault::NoScript))
+        Err(Fault::NoScript)
     }
 
     /// Fails if fewer replicas are attached than must acknowledge a grant.
@@ -314,14 +313,13 @@ impl Node {
 
     /// Sends a call with the text of its script, in one form after the other.
     async fn load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
-        let mut answer = Err(Fault::NoScript);
         for _ in 0..MAX_TEXTS {
-            if !matches!(answer, Err(Fault::NoScript)) {
-                break;
+            match self.send(live, call, Load::Text, admission).await {
+                Err(Fault::NoScript) => {}
+                answer => return answer,
             }
-            answer = self.send(live, call, Load::Text, admission).await;
         }
-        answer
+        Err(Fault::NoScript)
     }
 
     /// Sends calls in one pipeline. Returns one answer for each call, in the order of the calls.
@@ -336,9 +334,9 @@ impl Node {
             let again: Vec<_> = unknown.iter().map(|&n| &calls[n]).collect();
             match self.send_all(&again, Load::Text).await {
                 Ok(again) => unknown.into_iter().zip(again).for_each(|(n, answer)| answers[n] = answer),
-                Err(Fault::Unknown { arrives_until, source }) => unknown.into_iter().for_each(|n| {
-                    answers[n] = Err(Fault::Unknown { arrives_until, source: source.clone() });
-                }),
+                Err(fault @ Fault::Unknown { .. }) => {
+                    unknown.into_iter().for_each(|n| answers[n] = Err(fault.clone()));
+                }
                 // The scripts did not run. Their answers are `NoScript`, which already says this.
                 Err(_) => {}
             }
@@ -394,7 +392,6 @@ impl Node {
         if !self.speaks_resp2() {
             return self.ask(&redis::cmd("HELLO")).await;
         }
-        let info = |section: &str| redis::cmd("INFO").arg(section).take();
         let (server, replication) = (self.ask(&info("server")).await?, self.ask(&info("replication")).await?);
         Ok(hello_of_info(&server, &replication))
     }
@@ -406,10 +403,7 @@ impl Node {
 
     async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
         let live = self.connections.live().await?;
-        let sent = CLOCK.now();
-        let reply = pin!(live.connection.ask(question));
-        let answer = fault::reply(self.connections.in_time(&live, sent, reply).await?);
-        answer.map_err(|fault| self.connections.without_login(&live, sent, fault))
+        self.connections.ask(&live, question).await.map(|(_, answer)| answer)
     }
 
     /// Succeeds as soon as the server has answered and this library can work with the server.

@@ -58,7 +58,7 @@
 //! and reports each break of a subscription.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::fmt;
+use std::mem;
 use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -139,7 +139,7 @@ impl Pace {
 }
 
 /// All subscriptions of one transport. They end when this value is dropped.
-pub(super) struct Push {
+pub(crate) struct Push {
     common: Arc<Common>,
     /// Subscriptions of each runtime.
     of: Mutex<Vec<(Id, Arc<PushShared>)>>,
@@ -183,11 +183,9 @@ struct Subscriptions {
     /// be one channel for each lock.
     channels: HashMap<Arc<str>, Box<Channel>>,
     links: HashMap<LinkId, Link>,
-    /// Lingering channels of waiters, in the order in which they began to linger. Each entry has the time at which the
-    /// channel began to linger.
-    lingering: Lingering,
-    /// Lingering channels of recalls, in the same order. The cached holds of these channels are gone.
-    lingering_calls: Lingering,
+    /// Lingering channels by their purpose, in the order in which they began to linger. Each entry has the time at which
+    /// the channel began to linger. The cached holds of the channels of recalls are gone.
+    lingering: [Lingering; 2],
     /// Maintenance task. It runs while there are channels.
     maintenance: Option<AbortHandle>,
     /// Number of channels after the last removal of lingering channels.
@@ -230,18 +228,13 @@ struct Link {
 }
 
 impl Link {
-    /// Returns true if the link's task has ended, most likely because its runtime has ended.
-    fn has_ended(&self) -> bool {
-        self.task.is_finished()
-    }
-
     fn subscription(&self, epoch: u64) -> LiveSubscription {
         LiveSubscription { epoch, liveness: Arc::clone(&self.fresh) }
     }
 
     /// Starts the pings of this link, because cached holds may depend on its subscriptions from now on.
     fn is_pinged_from_now_on(&mut self) {
-        if !std::mem::replace(&mut self.has_cached_hold, true) {
+        if !mem::replace(&mut self.has_cached_hold, true) {
             self.wake.notify_one();
         }
     }
@@ -275,12 +268,6 @@ struct Origin {
     connection: u64,
 }
 
-impl fmt::Debug for Push {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Push")
-    }
-}
-
 /// Channel and number of one listener. The number identifies the listener within its channel.
 struct ChannelPlace {
     channel: Arc<str>,
@@ -291,12 +278,6 @@ struct ChannelPlace {
 struct Unsubscribe {
     shared: Weak<PushShared>,
     place: ChannelPlace,
-}
-
-impl Unsubscribe {
-    fn new(shared: &Arc<PushShared>, place: ChannelPlace) -> Self {
-        Self { shared: Arc::downgrade(shared), place }
-    }
 }
 
 impl Drop for Unsubscribe {
@@ -314,24 +295,31 @@ impl Push {
         Self { common: Arc::new(common), of: Mutex::default() }
     }
 
-    pub(super) fn is_in_use(&self) -> bool {
+    /// Returns true if this process subscribes to any channel. If not, a caller can skip the work of building a channel
+    /// name.
+    pub(crate) fn is_in_use(&self) -> bool {
         self.common.count.load(Ordering::Acquire) > 0
     }
 
-    /// Subscribes a waiter. The first notification is [`Notification::AskAgain`]. It comes as soon as the server has
-    /// confirmed the channel on its owner link. The present runtime serves the subscription, so the subscription ends
-    /// with this runtime.
-    pub(super) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
+    /// Subscribes a waiter to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a
+    /// channel must pass the same function. The present runtime serves the subscription, so the subscription ends with
+    /// this runtime.
+    ///
+    /// The first notification is [`Notification::AskAgain`]. It comes as soon as the server has confirmed the channel on
+    /// its owner link, because no later notification is missed from then on. Another `AskAgain` comes whenever
+    /// notifications may have been missed.
+    pub(crate) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
         let (sender, notices) = attempt::notifications();
         // Taken before any lock: `Handle::current` panics outside of a runtime. A panic under a lock would do harm,
         // because a drop of the subscription needs the lock.
         let (shared, place) = self.add(&Handle::current(), slot, channel, read, Listener::Waiter(sender));
-        Subscription { notices, _end: Box::new(Unsubscribe::new(&shared, place)) }
+        Subscription { notices, _end: Box::new(Unsubscribe { shared: Arc::downgrade(&shared), place }) }
     }
 
-    /// Passes published recalls to `calls` until the last owner of `calls` drops it. The background runtime does this
-    /// work. Never waits. Returns `false` if there is no background runtime.
-    pub(super) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
+    /// Passes published recalls to `calls` until the last owner of `calls` drops it. Also reports to `calls` when the
+    /// subscription becomes live or breaks. The background runtime does this work. Never waits. Returns `false` if there
+    /// is no background runtime.
+    pub(crate) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
         let Some(runtime) = self.common.background_runtime.runtime() else {
             return false;
         };
@@ -358,7 +346,13 @@ impl Push {
             Some((_, shared)) => Arc::clone(shared),
             None => {
                 of.retain(|(of, shared)| *of != id && shared.count.load(Ordering::Acquire) > 0);
-                let shared = Arc::new(PushShared::new(Arc::clone(&self.common)));
+                let shared = Arc::new(PushShared {
+                    common: Arc::clone(&self.common),
+                    count: AtomicUsize::new(0),
+                    subscriptions: Mutex::default(),
+                    strayed: Notify::new(),
+                    has_ended: AtomicBool::new(false),
+                });
                 of.push((id, Arc::clone(&shared)));
                 shared
             }
@@ -378,8 +372,8 @@ impl Push {
     }
 
     /// Subscribes a waiter only if the channel is confirmed on its owner link now, and the node of this link is not
-    /// suspect.
-    pub(super) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
+    /// suspect. So no notification is missed, and no [`Notification::AskAgain`] comes first. Never waits.
+    pub(crate) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
         if !self.is_in_use() {
             return None;
         }
@@ -391,16 +385,6 @@ impl Push {
 }
 
 impl PushShared {
-    fn new(common: Arc<Common>) -> Self {
-        Self {
-            common,
-            count: AtomicUsize::new(0),
-            subscriptions: Mutex::default(),
-            strayed: Notify::new(),
-            has_ended: AtomicBool::new(false),
-        }
-    }
-
     fn counts(&self, channels: usize) {
         let before = self.count.swap(channels, Ordering::AcqRel);
         self.common.count.fetch_add(channels.wrapping_sub(before), Ordering::AcqRel);
@@ -440,15 +424,13 @@ impl PushShared {
         let (name, entry) = subscriptions.channels.get_key_value(channel)?;
         let owner_link = subscriptions.links.get(&entry.owner_link.filter(|_| entry.is_confirmed)?)?;
         let slot_owners = &self.slot_owners;
-        if owner_link.has_ended()
-            || !slot_owners.leaves(entry.slot, &owner_link.node)
-            || slot_owners.suspects(&owner_link.node)
-        {
+        let node = &owner_link.node;
+        if owner_link.task.is_finished() || !slot_owners.leaves(entry.slot, node) || slot_owners.suspects(node) {
             return None;
         }
         let (name, (sender, notices)) = (Arc::clone(name), attempt::notifications());
         let place = subscriptions.add_listener(&name, Listener::Waiter(sender));
-        Some(Subscription { notices, _end: Box::new(Unsubscribe::new(self, place)) })
+        Some(Subscription { notices, _end: Box::new(Unsubscribe { shared: Arc::downgrade(self), place }) })
     }
 }
 
@@ -456,7 +438,7 @@ impl PushShared {
     /// Ends all subscriptions of this runtime. Waiters learn from the end that no notification will come.
     fn end(&self) {
         // Moved out of the lock, because the drop of a listener wakes its waiter.
-        let mut subscriptions = std::mem::take(&mut *self.subscriptions.lock());
+        let mut subscriptions = mem::take(&mut *self.subscriptions.lock());
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
         subscriptions.maintenance.iter().chain(links).for_each(AbortHandle::abort);
@@ -466,7 +448,7 @@ impl PushShared {
 
     /// Reports to the recall handlers in `broken` that their subscriptions have broken.
     fn notify_break(&self) {
-        let broken = std::mem::take(&mut self.subscriptions.lock().broken);
+        let broken = mem::take(&mut self.subscriptions.lock().broken);
         // No lock is held here, because the handlers may call a user's subscriber of `tracing`.
         for calls in broken {
             catch_panic(|| calls.notify_break());
@@ -476,7 +458,7 @@ impl PushShared {
 
 impl Drop for Push {
     fn drop(&mut self) {
-        let of = std::mem::take(&mut *self.of.lock());
+        let of = mem::take(&mut *self.of.lock());
         of.iter().for_each(|(_, shared)| shared.end());
     }
 }
@@ -495,9 +477,9 @@ impl Subscriptions {
         let number = self.next_number();
         if let Some(channel) = self.channels.get_mut(name) {
             channel.add(number, listener);
-            let (lingers, purpose) = (channel.lingers.take(), channel.purpose);
-            if let Some(number) = lingers {
-                self.lingering_of(purpose).remove(&number);
+            let purpose = channel.purpose;
+            if let Some(number) = channel.lingers.take() {
+                self.lingering[purpose as usize].remove(&number);
             }
         }
         ChannelPlace { channel: Arc::clone(name), number }
@@ -509,7 +491,7 @@ impl Subscriptions {
         if let Some(channel) = self.channels.get_mut(name).filter(|channel| channel.lingers.is_none()) {
             channel.lingers = Some(number);
             let purpose = channel.purpose;
-            self.lingering_of(purpose).insert(number, (Arc::clone(name), Instant::now()));
+            self.lingering[purpose as usize].insert(number, (Arc::clone(name), Instant::now()));
         }
     }
 
@@ -524,8 +506,8 @@ impl Subscriptions {
     fn bound_lingering(&mut self, pace: &Pace) {
         let bounds = [(Purpose::Turns, pace.lingering_most), (Purpose::Recalls, pace.lingering_calls_most)];
         for (purpose, most) in bounds {
-            while self.lingering_of(purpose).len() > most
-                && let Some((_, (oldest, _))) = self.lingering_of(purpose).pop_first()
+            while self.lingering[purpose as usize].len() > most
+                && let Some((_, (oldest, _))) = self.lingering[purpose as usize].pop_first()
             {
                 self.forget(&oldest);
             }
@@ -566,19 +548,11 @@ impl Subscriptions {
         self.channels.values_mut().for_each(|channel| channel.unconfirm(&mut self.broken));
     }
 
-    fn lingering_of(&mut self, purpose: Purpose) -> &mut Lingering {
-        match purpose {
-            Purpose::Turns => &mut self.lingering,
-            Purpose::Recalls => &mut self.lingering_calls,
-        }
-    }
-
     /// Removes a channel, which must have no listener.
     fn forget(&mut self, name: &Arc<str>) {
-        let Some(channel) = self.channels.remove(name) else {
-            return;
-        };
-        if let Some(owner_link) = channel.owner_link.and_then(|owner_link| self.links.get_mut(&owner_link)) {
+        if let Some(channel) = self.channels.remove(name)
+            && let Some(owner_link) = channel.owner_link.and_then(|owner_link| self.links.get_mut(&owner_link))
+        {
             owner_link.lets_go(name, &channel);
         }
     }
@@ -589,18 +563,15 @@ impl Subscriptions {
     /// call that spawns the task. That call is made while the lock is held, so the drop would wait for the lock for
     /// ever.
     fn bury(&mut self) {
-        let dead: Vec<_> = self.links.extract_if(|_, link| link.has_ended()).map(|(number, _)| number).collect();
+        let dead: Vec<_> = self.links.extract_if(|_, link| link.task.is_finished()).map(|(number, _)| number).collect();
         // Usually no link has ended, and then a search of all channels is not necessary.
         if dead.is_empty() {
             return;
         }
-        for channel in self
-            .channels
-            .values_mut()
-            .filter(|channel| channel.owner_link.is_some_and(|owner_link| dead.contains(&owner_link)))
-        {
-            channel.owner_link = None;
-            channel.unconfirm(&mut self.broken);
+        for channel in self.channels.values_mut() {
+            if channel.owner_link.take_if(|owner_link| dead.contains(owner_link)).is_some() {
+                channel.unconfirm(&mut self.broken);
+            }
         }
     }
 
@@ -658,8 +629,9 @@ impl PushShared {
         if old == Some(new) {
             return true;
         }
-        let channel = subscriptions.channels.get(name);
-        if let (Some(link), Some(channel)) = (old.and_then(|old| subscriptions.links.get_mut(&old)), channel) {
+        if let Some(channel) = subscriptions.channels.get(name)
+            && let Some(link) = old.and_then(|old| subscriptions.links.get_mut(&old))
+        {
             link.lets_go(name, channel);
         }
         if let Some(link) = subscriptions.links.get_mut(&new) {
@@ -694,7 +666,7 @@ impl PushShared {
             todo: VecDeque::new(),
             awaited: VecDeque::new(),
             ended: Throttle::new(),
-            fresh: Arc::new(Liveness::until(node.id(), Moment::from_nanos(0))),
+            fresh: Arc::new(Liveness::until(node.id(), Moment::START)),
             has_cached_hold: false,
             asked: None,
             proven: None,

@@ -14,7 +14,7 @@ use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::single_task::{Running, SingleTask};
 use crate::net::conditions::Conditions;
 use crate::net::fleet::Fleet;
-use crate::net::node::Node;
+use crate::net::node::{Node, Reports};
 use crate::net::outages::Outages;
 use crate::net::slot_owners::SlotOwners;
 
@@ -38,13 +38,8 @@ enum Nodes {
 }
 
 impl Recheck {
-    /// Makes `outages` start the task whenever one of these nodes is in trouble.
-    pub(super) fn install(
-        slot_owners: &SlotOwners,
-        background_runtime: &BackgroundRuntime,
-        outages: &Arc<Outages>,
-        conditions: &Arc<Conditions>,
-    ) {
+    /// Makes the outages start the task whenever one of these nodes is in trouble.
+    pub(super) fn install(slot_owners: &SlotOwners, background_runtime: &BackgroundRuntime, reports: &Reports) {
         let nodes = match slot_owners {
             SlotOwners::Single { node } => Nodes::Single(Arc::downgrade(node)),
             SlotOwners::Many(fleet) => Nodes::Many(Arc::downgrade(fleet)),
@@ -52,11 +47,11 @@ impl Recheck {
         let recheck = Arc::new(Self {
             nodes,
             background_runtime: background_runtime.clone(),
-            outages: Arc::downgrade(outages),
-            conditions: Arc::clone(conditions),
+            outages: Arc::downgrade(&reports.outages),
+            conditions: Arc::clone(&reports.conditions),
             task: SingleTask::default(),
         });
-        outages.on_trouble(Box::new(move || recheck.begin()));
+        reports.outages.on_trouble(Box::new(move || recheck.begin()));
     }
 
     fn begin(self: &Arc<Self>) {
@@ -71,10 +66,8 @@ impl Recheck {
             let Some(nodes) = self.nodes_to_check() else { return };
             if nodes.is_empty() {
                 let has_nodes = || self.nodes_to_check().is_some_and(|nodes| !nodes.is_empty());
-                match running.end_unless(has_nodes) {
-                    Some(goes_on) => running = goes_on,
-                    None => return,
-                }
+                let Some(goes_on) = running.end_unless(has_nodes) else { return };
+                running = goes_on;
             }
             join_all(nodes.iter().map(|node| node.look_again())).await;
         }

@@ -18,28 +18,26 @@ use futures_util::stream::{self, BoxStream};
 use redis::{ConnectionInfo, Value};
 use tokio::sync::watch;
 
-use crate::base::attempt::{Attempt, Failure, Route, ServerContact, Subscription};
+use crate::base::attempt::{Attempt, Failure, Route, ServerContact};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
-use crate::base::error::{Error, Refusal, Result, Source};
+use crate::base::error::{Error, Refusal, Result};
 use crate::base::health::{NodeHealth, Traffic};
-use crate::base::lease::{self, ClockSample, Moment};
+use crate::base::lease::{ClockSample, Moment};
 use crate::base::options::Options;
-use crate::base::recalls::Recalls;
-use crate::base::topology::{Access, AddressSource, Kind, Tls, Topology};
+use crate::base::topology::{Access, Kind, Tls, Topology};
 use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Admission, CallAnswer, Limits, Node, Precedence, ReplicaNames, Reports, Role};
-use crate::net::outages::Outages;
+use crate::net::node::{Admission, CallAnswer, Limits, Node, Precedence, Reports, Role};
 use crate::net::push::{Pace, Push};
 use crate::net::recheck::Recheck;
 use crate::net::secrets::Secrets;
 use crate::net::slot_owners::SlotOwners;
 use crate::net::slots::SlotMap;
 use crate::net::survey;
-use crate::net::{CLOCK, Call, ReadNotification};
+use crate::net::{CLOCK, Call, CountGuard};
 
 #[cfg(all(test, feature = "_testing"))]
 #[path = "../../testing/unit/net/router.rs"]
@@ -50,17 +48,18 @@ const AGAIN_PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Router {
     slot_owners: SlotOwners,
-    push: Push,
+    pub(crate) push: Push,
     limits: Limits,
     in_flight: AtomicUsize,
 }
 
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.slot_owners {
-            SlotOwners::Single { node } => f.debug_tuple("Router").field(node).finish(),
-            SlotOwners::Many(fleet) => f.debug_tuple("Router").field(fleet).finish(),
-        }
+        let owners: &dyn fmt::Debug = match &self.slot_owners {
+            SlotOwners::Single { node } => node,
+            SlotOwners::Many(fleet) => fleet,
+        };
+        f.debug_tuple("Router").field(owners).finish()
     }
 }
 
@@ -68,50 +67,38 @@ impl Router {
     /// Creates a router to the servers of a topology. The router connects when it is first used.
     pub(crate) fn new(topology: &Topology, options: &Options, background_runtime: &BackgroundRuntime) -> Result<Self> {
         let access = topology.access()?;
-        let secrets = Arc::new(Secrets::new(topology.certificates(), access, background_runtime)?);
+        let secrets = Arc::new(Secrets::new(&topology.tls, access, background_runtime)?);
         let tls = &secrets.certificates();
-        let conditions = |infos: &[ConnectionInfo]| {
+        let reports = |infos: &[ConnectionInfo]| {
             let place =
-                ConditionsOf { servers: servers(topology.kind(), infos), durability: options.durability.to_string() };
-            Arc::new(Conditions::new(place, options.max_clock_skew))
+                ConditionsOf { servers: servers(&topology.kind, infos), durability: options.durability.to_string() };
+            Reports::new(&Arc::new(Conditions::new(place, options.max_clock_skew)), &secrets)
         };
-        let (fleet, role, conditions) = match topology.kind() {
+        let fleet = match &topology.kind {
             Kind::Node(url) | Kind::Proxy(url) => {
-                let role = if let Kind::Proxy(_) = topology.kind() { Role::Proxy } else { Role::Standalone };
-                let (info, limits) = (parse_one(url, tls)?, Limits::new(options, role));
-                secrets.check(std::slice::from_ref(&info))?;
-                let conditions = conditions(std::slice::from_ref(&info));
-                return Self::single(info, &secrets, limits, options, background_runtime, &conditions);
+                let role = if topology.is_proxied() { Role::Proxy } else { Role::Standalone };
+                let info = parse_one(url, tls)?;
+                let infos = std::slice::from_ref(&info);
+                secrets.check(infos)?;
+                let reports = reports(infos);
+                return Ok(Self::single(info, &reports, Limits::new(options, role), options, background_runtime));
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
                 // All members of a cluster use the password of the first URL, so only this URL is checked for one.
                 secrets.check(&infos[..1])?;
                 secrets.check_provider(&infos)?;
-                let conditions = conditions(&infos);
-                let fleet = Fleet::cluster(infos, access, &secrets, options, background_runtime.clone(), &conditions)?;
-                (fleet, Role::ClusterMember, conditions)
+                let reports = reports(&infos);
+                Fleet::cluster(infos, access, reports, options, background_runtime.clone())?
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
                 // The URLs are not checked here, because Sentinels may have passwords of their own.
-                let conditions = conditions(&infos);
-                let fleet = Fleet::behind_sentinels(
-                    primary,
-                    infos,
-                    access,
-                    &secrets,
-                    options,
-                    background_runtime.clone(),
-                    &conditions,
-                )?;
-                (fleet, Role::Standalone, conditions)
+                let reports = reports(&infos);
+                Fleet::behind_sentinels(primary, infos, access, reports, options, background_runtime.clone())?
             }
         };
-        let outages = Arc::clone(fleet.outages());
-        let owners = SlotOwners::Many(fleet);
-        Recheck::install(&owners, background_runtime, &outages, &conditions);
-        Ok(Self::of(owners, Limits::new(options, role), options, background_runtime))
+        Ok(Self::of(SlotOwners::Many(Arc::clone(&fleet)), &fleet.reports, fleet.limits, options, background_runtime))
     }
 
     /// Creates one router for each of several independent servers.
@@ -133,36 +120,30 @@ impl Router {
         // All servers share one value, because it compares their clocks.
         let conditions = Arc::new(Conditions::new(place, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
-        infos
-            .into_iter()
-            .map(|info| Self::single(info, &secrets, limits, options, background_runtime, &conditions))
-            .collect()
+        let voter =
+            |info| Self::single(info, &Reports::new(&conditions, &secrets), limits, options, background_runtime);
+        Ok(infos.into_iter().map(voter).collect())
     }
 
     fn single(
         info: ConnectionInfo,
-        secrets: &Arc<Secrets>,
+        reports: &Reports,
         limits: Limits,
         options: &Options,
         background_runtime: &BackgroundRuntime,
-        conditions: &Arc<Conditions>,
-    ) -> Result<Self> {
-        let outages = Arc::<Outages>::default();
-        let reports = Reports {
-            on_loss: None,
-            outages: Arc::clone(&outages),
-            conditions: Arc::clone(conditions),
-            source: AddressSource::User,
-            secrets: Arc::clone(secrets),
-            replica_names: ReplicaNames::Nobody,
-        };
-        let node = Node::new(&address_of(info.addr()), info, limits, background_runtime.clone(), reports)?;
-        let slot_owners = SlotOwners::Single { node: Arc::new(node) };
-        Recheck::install(&slot_owners, background_runtime, &outages, conditions);
-        Ok(Self::of(slot_owners, limits, options, background_runtime))
+    ) -> Self {
+        let node = Node::new(&address_of(info.addr()), info, limits, background_runtime.clone(), reports.clone());
+        Self::of(SlotOwners::Single { node: Arc::new(node) }, reports, limits, options, background_runtime)
     }
 
-    fn of(slot_owners: SlotOwners, limits: Limits, options: &Options, background_runtime: &BackgroundRuntime) -> Self {
+    fn of(
+        slot_owners: SlotOwners,
+        reports: &Reports,
+        limits: Limits,
+        options: &Options,
+        background_runtime: &BackgroundRuntime,
+    ) -> Self {
+        Recheck::install(&slot_owners, background_runtime, reports);
         let push = Push::new(slot_owners.clone(), background_runtime.clone(), Pace::of(options));
         Self { slot_owners, push, limits, in_flight: AtomicUsize::new(0) }
     }
@@ -200,7 +181,7 @@ impl Router {
 
     /// Returns true if all calls reach the same server.
     fn is_one_server(&self) -> bool {
-        self.slot_owners.is_single() && self.limits.role.is_one_server()
+        self.slot_owners.is_single() && self.limits.role != Role::Proxy
     }
 
     /// Converts a fault after the time limit for redirects and retries. If several nodes can be primary, a refusal by a
@@ -217,11 +198,7 @@ impl Router {
 
     /// Sends a call to one node. Depending on the outcome, marks the node as suspect or as trusted.
     async fn send(&self, node: &Arc<Node>, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
-        let suspect_in = match &self.slot_owners {
-            SlotOwners::Many(fleet) if fleet.suspects(node) => Some(fleet),
-            SlotOwners::Many(_) | SlotOwners::Single { .. } => None,
-        };
-        let answer = match suspect_in {
+        let answer = match self.slot_owners.fleet().filter(|fleet| fleet.suspects(node)) {
             Some(fleet) => Box::pin(self.send_to_suspect(fleet, node, call, call_route, admission)).await,
             None => carry_to(node, call, call_route, admission).await,
         };
@@ -241,7 +218,7 @@ impl Router {
         tokio::select! {
             biased;
             answer = node.wait_for_answer() => answer?,
-            () = fleet.abandoned(call.slot, node) => return Err(Fault::NotSent(Some(replaced_error()))),
+            () = fleet.abandoned(call.slot, node) => return Err(Fault::unsent(REPLACED)),
         }
         tokio::select! {
             // The branch for the answer is checked first. So an answer that has arrived is returned, even if a new
@@ -256,9 +233,7 @@ impl Router {
     /// Marks a node as suspect if it did not answer or cannot serve its slots. Marks it as trusted after any other
     /// outcome. If replicas have not acknowledged a grant, also asks the Sentinels for the primary.
     fn judge(&self, node: &Node, fault: Option<&Fault>) {
-        let SlotOwners::Many(fleet) = &self.slot_owners else {
-            return;
-        };
+        let Some(fleet) = self.slot_owners.fleet() else { return };
         match fault {
             Some(Fault::Unknown { .. } | Fault::NotSent(_)) => fleet.suspect(node, SuspectReason::Silent),
             Some(Fault::Again(_) | Fault::WrongServer(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
@@ -286,7 +261,7 @@ impl Router {
             (Fault::Moved { address }, SlotOwners::Many(fleet)) => fleet.on_moved(slot, &address, from.address()),
             (Fault::Ask { address }, SlotOwners::Many(fleet)) => {
                 fleet.migrates(slot);
-                let node = fleet.node(&fleet.on_announced(&address, from.address()));
+                let node = fleet.node(&fleet.announced.on_announced(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
             (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => {
@@ -329,8 +304,7 @@ impl Router {
     /// Returns the fault of a request to a node that no longer owns the slot. The request may have been sent only just
     /// now, because it may have waited for a permit before. So the time in which it may still run is counted from now.
     fn was_replaced(&self) -> Fault {
-        let span = lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew);
-        Fault::Unknown { arrives_until: CLOCK.now().after(span), source: Some(replaced_error()) }
+        Fault::unknown(self.limits.arrives_until(CLOCK.now()), REPLACED)
     }
 
     /// Sends calls, such as renewals, in one pipeline.
@@ -347,42 +321,37 @@ impl Router {
                 return join_all(calls.into_iter().map(|call| self.carry(call, CallRoute::Ahead))).await;
             }
         };
-        let answers = match node {
+        let failure = match node {
             Ok(node) => {
                 let answers = self.call_all_of(&node, &calls).await;
                 self.judge(&node, answers.as_ref().err());
-                answers
-                    .map(|answers| (answers, Arc::clone(&node)))
-                    .map_err(|fault| fault.into_failure().at(node.shown()))
+                match answers {
+                    Ok(answers) => {
+                        let put_off = |(call, answer): (&Call, CallAnswer)| {
+                            answer.map_err(|fault| self.put_off(fault, call.slot, &node))
+                        };
+                        return calls.iter().zip(answers).map(put_off).collect();
+                    }
+                    Err(fault) => fault.into_failure().at(node.shown()),
+                }
             }
-            Err(fault) => Err(fault.into_failure()),
+            Err(fault) => fault.into_failure(),
         };
-        match answers {
-            Ok((answers, node)) => {
-                let pairs = calls.iter().zip(answers);
-                pairs.map(|(call, answer)| answer.map_err(|fault| self.put_off(fault, call.slot, &node))).collect()
-            }
-            Err(failure) => calls.iter().map(|_| Err(failure.clone())).collect(),
-        }
+        vec![Err(failure); calls.len()]
     }
 
     /// Returns the failure of a call in a pipeline that the node did not execute. If the fault names another owner of
     /// the slot, notes this owner for the next attempt.
-    fn put_off(&self, fault: Fault, slot: u16, node: &Node) -> Failure {
+    fn put_off(&self, mut fault: Fault, slot: u16, node: &Node) -> Failure {
         self.judge(node, Some(&fault));
-        let fault = match (&self.slot_owners, fault) {
-            (SlotOwners::Many(fleet), Fault::Moved { address }) => {
-                // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
-                drop(fleet.on_moved(slot, &address, node.address()));
-                Fault::Moved { address }
+        match (&self.slot_owners, &fault) {
+            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => {
+                fault = is_of_cluster(self.limits.role);
             }
-            (SlotOwners::Many(fleet), Fault::Ask { address }) => {
-                fleet.migrates(slot);
-                Fault::Ask { address }
-            }
-            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => is_of_cluster(self.limits.role),
-            (_, fault) => fault,
-        };
+            (owners, Fault::Moved { address }) => owners.on_moved(slot, address, node),
+            (SlotOwners::Many(fleet), Fault::Ask { .. }) => fleet.migrates(slot),
+            _ => {}
+        }
         self.for_now(fault).at(node.shown())
     }
 }
@@ -394,8 +363,8 @@ fn check_distinct(addresses: &[String]) -> Result<()> {
     let are_equal = |one: &String, other: &String| one == other || !is_path(one) && one.eq_ignore_ascii_case(other);
     let is_repeated = |n: usize| addresses[..n].iter().any(|earlier| are_equal(earlier, &addresses[n]));
     if (0..addresses.len()).any(is_repeated) {
-        let reason = "one master is named twice, and each master has one vote".to_owned();
-        return Err(Error::InvalidOption { option: "masters", reason });
+        let reason = "one master is named twice, and each master has one vote";
+        return Err(Error::invalid("masters", reason));
     }
     Ok(())
 }
@@ -416,12 +385,11 @@ fn is_of_cluster(role: Role) -> Fault {
         Role::Proxy => "the proxy passes redirects of a cluster on: use `Topology::cluster`",
         Role::Standalone | Role::Voter | Role::ClusterMember => "it is a member of a cluster: use `Topology::cluster`",
     };
-    Fault::Refused { refusal: Refusal::OtherTopology, message: message.to_owned() }
+    Fault::refusal(Refusal::OtherTopology, message)
 }
 
-fn replaced_error() -> Source {
-    Answer::error("it was replaced")
-}
+/// Reason of a fault when another node owns the slot of the call now.
+const REPLACED: &str = "it was replaced";
 
 async fn carry_to(node: &Node, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
     match (call_route, admission) {
@@ -446,13 +414,13 @@ pub(crate) enum CallRoute {
 /// Requests of the schemes. A call may be sent more than once. The returned answer always belongs to the last copy.
 impl Router {
     pub(crate) async fn call(&self, call: Call, call_route: CallRoute) -> Attempt<Value> {
-        let _in_flight = InFlight::new(&self.in_flight, 1);
+        let _in_flight = CountGuard::new(&self.in_flight, 1);
         self.carry(call, call_route).await
     }
 
     /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
     pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
-        let _in_flight = InFlight::new(&self.in_flight, calls.len());
+        let _in_flight = CountGuard::new(&self.in_flight, calls.len());
         self.carry_all(route, calls).await
     }
 
@@ -482,24 +450,18 @@ impl Router {
             // An answer through the proxy says nothing about the server of this slot.
             return ServerContact::default();
         }
-        self.slot_owners.known_owner(slot).map_or_else(ServerContact::default, |node| node.server_contact())
+        self.slot_owners.known_owner(slot).map(|node| node.server_contact()).unwrap_or_default()
     }
 
     /// Returns the newest clock sample of this runtime's connection. Returns `None` if there are several servers.
     pub(crate) fn clock_sample(&self) -> Option<ClockSample> {
-        match &self.slot_owners {
-            SlotOwners::Single { node } => node.clock_sample().map(|(_, clock_sample)| clock_sample),
-            SlotOwners::Many(_) => None,
-        }
+        self.slot_owners.single()?.clock_sample().map(|(_, clock_sample)| clock_sample)
     }
 
     /// Returns a moment at which the present server process was already running or was just being started. Returns
     /// `None` with several servers, or if no connection asked for the server's uptime.
     pub(crate) fn up_since(&self) -> Option<Moment> {
-        match &self.slot_owners {
-            SlotOwners::Single { node } => node.up_since(),
-            SlotOwners::Many(_) => None,
-        }
+        self.slot_owners.single()?.up_since()
     }
 
     /// Succeeds as soon as a server has answered and this library can work with that server.
@@ -510,44 +472,15 @@ impl Router {
             }
             SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
         }
-        match self.limits.durability.acknowledgement() {
-            Some(_) => self.slot_owners.check_replicas().await,
-            None => Ok(()),
+        if self.limits.durability.acknowledgement().is_some() {
+            self.slot_owners.check_replicas().await?;
         }
+        Ok(())
     }
 
     /// Returns true if the servers can notify this process. A proxy passes no notifications on.
     pub(crate) fn can_subscribe(&self) -> bool {
         self.limits.role != Role::Proxy
-    }
-
-    /// Subscribes to a channel of `slot`. `read` converts the messages of the channel. All subscribers of a channel
-    /// must pass the same function.
-    ///
-    /// The first notification is [`Notification::AskAgain`]. It comes as soon as the server has confirmed the
-    /// subscription, because no later notification is missed from then on. Another `AskAgain` comes whenever
-    /// notifications may have been missed.
-    pub(crate) fn subscribe(&self, slot: u16, channel: &str, read: ReadNotification) -> Subscription {
-        self.push.subscribe(slot, channel, read)
-    }
-
-    /// Subscribes only if the server has confirmed the channel already, so that no notification is missed. In this case
-    /// no [`Notification::AskAgain`] comes first. Never waits.
-    pub(crate) fn subscribe_if_live(&self, channel: &str) -> Option<Subscription> {
-        self.push.subscribe_if_live(channel)
-    }
-
-    /// Passes the recalls of a channel to `calls` until the last owner of `calls` drops it. Also reports to `calls`
-    /// when the subscription becomes live or breaks. The background runtime does this work. Never waits. Returns
-    /// `false` if there is no background runtime.
-    pub(crate) fn listen(&self, slot: u16, channel: &str, read: ReadNotification, calls: &Arc<Recalls>) -> bool {
-        self.push.listen(slot, channel, read, calls)
-    }
-
-    /// Returns true if this process subscribes to any channel. If not, a caller can skip the work of building a channel
-    /// name.
-    pub(crate) fn is_subscribing(&self) -> bool {
-        self.push.is_in_use()
     }
 
     /// Searches every primary for keys that match `pattern`, and passes each of them to `found`. A key may be passed
@@ -573,24 +506,5 @@ impl Router {
 
     pub(crate) fn clock(&self) -> Clock {
         CLOCK
-    }
-}
-
-/// Counter for calls that wait for their answers. The router counts the calls until this value is dropped.
-struct InFlight<'a> {
-    count: &'a AtomicUsize,
-    calls: usize,
-}
-
-impl<'a> InFlight<'a> {
-    fn new(count: &'a AtomicUsize, calls: usize) -> Self {
-        count.fetch_add(calls, Ordering::Relaxed);
-        Self { count, calls }
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(self.calls, Ordering::Relaxed);
     }
 }

@@ -93,13 +93,12 @@ impl Secrets {
     /// Refuses a second user or password. If there is a provider, the URLs of the servers must contain neither of them.
     pub(super) fn check_provider(&self, infos: &[ConnectionInfo]) -> Result<()> {
         let has_login = |info: &ConnectionInfo| {
-            info.redis_settings().password().is_some() || info.redis_settings().username().is_some()
+            let settings = info.redis_settings();
+            settings.password().is_some() || settings.username().is_some()
         };
         if self.issuer.is_some() && infos.iter().any(has_login) {
-            return Err(Error::InvalidOption {
-                option: "credentials",
-                reason: "the URL has a user or a password as well: leave one of them out".to_owned(),
-            });
+            let reason = "the URL has a user or a password as well: leave one of them out";
+            return Err(Error::invalid("credentials", reason));
         }
         Ok(())
     }
@@ -108,10 +107,7 @@ impl Secrets {
     pub(super) fn check(&self, infos: &[ConnectionInfo]) -> Result<()> {
         self.check_provider(infos)?;
         if self.password.is_some() && infos.iter().any(|info| info.redis_settings().password().is_some()) {
-            return Err(Error::InvalidOption {
-                option: "password_file",
-                reason: "the URL has a password as well: leave one of them out".to_owned(),
-            });
+            return Err(Error::invalid("password_file", "the URL has a password as well: leave one of them out"));
         }
         Ok(())
     }
@@ -135,10 +131,11 @@ impl Secrets {
     pub(super) async fn login(&self, info: &ConnectionInfo, limit: Duration) -> Result<Login, DialFault> {
         self.read_files().await;
         match &self.issuer {
-            Some(issuer) => match issuer.for_dial(limit).await {
-                Ok(issued) => Ok(Login::of(info, issuer, &issued)),
-                Err(reason) => Err(DialFault::NotSent(Some(Answer::error(reason)))),
-            },
+            Some(issuer) => {
+                let issued = issuer.for_dial(limit).await;
+                let issued = issued.map_err(|reason| DialFault::NotSent(Some(Answer::error(reason))))?;
+                Ok(Login::of(info, issuer, &issued))
+            }
             None => Ok(Login { info: self.with_password(info.clone()), issuer: None }),
         }
     }
@@ -222,8 +219,7 @@ impl<Place: Clone + Send + Sync + 'static, Secret: Send + 'static> Kept<Place, S
 
 /// Reads a password from a file. Removes a line break at the end of the file, because editors add one.
 fn read_password(path: &Path) -> Result<String> {
-    let invalid =
-        |reason: &str| Error::InvalidOption { option: "password_file", reason: format!("{} {reason}", path.display()) };
+    let invalid = |reason: &str| Error::invalid("password_file", format!("{} {reason}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
         // The error of the standard library has a fixed text here, so no part of the file appears in the message.
         io::ErrorKind::InvalidData => invalid("is not UTF-8"),

@@ -21,14 +21,14 @@ use crate::base::lease::Moment;
 use crate::net::CLOCK;
 use crate::net::address::address_of;
 use crate::net::fault::{self, Fault};
-use crate::net::node::{ask_once, info_text};
+use crate::net::node::{ask_once, hello_value, info_text, list_items};
 use crate::net::secrets::Secrets;
 
 /// Time after an unanswered question for replicas in which no other question for them is sent. Otherwise silent Sentinels
 /// would delay the grants of each second by a response timeout.
 const REPLICAS_PAUSE: Duration = Duration::from_secs(5);
 
-pub(in crate::net) struct Sentinels {
+pub(super) struct Sentinels {
     primary: String,
     infos: Vec<ConnectionInfo>,
     secrets: Arc<Secrets>,
@@ -41,11 +41,11 @@ pub(in crate::net) struct Sentinels {
 
 /// Replicas that other servers name, whether these are attached or not.
 #[derive(Clone, Debug, Default)]
-pub(in crate::net) struct NamedReplicas {
+pub(super) struct NamedReplicas {
     /// IP addresses. A replica without a known address has an empty one.
-    pub(in crate::net) addresses: Vec<String>,
+    pub(super) addresses: Vec<String>,
     /// True if this is a complete answer. False if more replicas may exist.
-    pub(in crate::net) is_new: bool,
+    pub(super) is_new: bool,
 }
 
 /// Answer of one Sentinel.
@@ -136,10 +136,8 @@ impl Sentinels {
             .iter()
             .map(|info| async move {
                 let sentinel = address_of(info.addr());
-                match self.ask(info, question).await {
-                    Ok(named) => Ok((named, sentinel)),
-                    Err(fault) => Err(fault.at(&sentinel)),
-                }
+                let answer = self.ask(info, question).await.map_err(|fault| fault.at(&sentinel));
+                answer.map(|named| (named, sentinel))
             })
             .collect();
         while let Some(answer) = answers.next().await {
@@ -148,9 +146,7 @@ impl Sentinels {
                     let empty = || Votes { count: 0, sentinel, replicas: HashMap::new() };
                     votes.entry(primary).or_insert_with(empty).add(replicas);
                 }
-                Err(refused @ Fault::Refused { .. }) => fault = refused,
-                Err(other) if matches!(fault, Fault::NotSent(None)) => fault = other,
-                Err(_) => {}
+                Err(other) => fault.prefer(other),
             }
             if votes.values().any(|votes| votes.count > self.infos.len() / 2) {
                 break;
@@ -196,17 +192,16 @@ impl Sentinels {
             ask_once(address, settings, &self.secrets, self.response_timeout, &questions).await?.into_iter();
         let primary = self.read_primary(replies.next().unwrap_or_default())?;
         let replicas = match replies.next() {
-            Some(replicas) => read_replicas(&fault::reply(replicas)?).ok_or_else(|| Fault::Refused {
-                refusal: Refusal::Other,
-                message: "it has answered SENTINEL REPLICAS with something else".to_owned(),
-            })?,
+            Some(replicas) => {
+                read_replicas(&fault::reply(replicas)?).ok_or_else(|| Fault::unreadable("it", "SENTINEL REPLICAS"))?
+            }
             None => Vec::new(),
         };
         Ok(Named { primary, replicas })
     }
 
     fn read_primary(&self, reply: Value) -> Result<String, Fault> {
-        let other = |message| Fault::Refused { refusal: Refusal::OtherTopology, message };
+        let other = |message: String| Fault::refusal(Refusal::OtherTopology, message);
         let reply = fault::reply(reply).map_err(|fault| match fault {
             Fault::Refused { refusal: Refusal::Other, message } if message.contains("unknown command") => {
                 other("it is no Sentinel: give the Sentinels' URLs, or use `Topology::node` for this one".to_owned())
@@ -234,24 +229,20 @@ impl Votes {
 }
 
 fn read_address(reply: &Value) -> Option<String> {
-    let Value::Array(parts) = reply else { return None };
-    let [host, port] = parts.as_slice() else { return None };
+    let [host, port] = list_items(reply)? else { return None };
     Some(format!("{}:{}", info_text(host)?, info_text(port)?))
 }
 
 /// Reads the IP addresses in an answer to `SENTINEL REPLICAS`. Each replica is a list of fields with their values.
 fn read_replicas(reply: &Value) -> Option<Vec<String>> {
-    let Value::Array(replicas) = reply else { return None };
     let address = |replica: &Value| {
-        let is_ip = |name: &Value| info_text(name) == Some("ip");
         let ip = match replica {
-            Value::Map(fields) => fields.iter().find(|(name, _)| is_ip(name)).map(|(_, ip)| ip),
-            Value::Array(fields) => fields.chunks(2).find(|field| is_ip(&field[0]))?.get(1),
-            _ => None,
+            Value::Array(fields) => fields.chunks(2).find(|field| info_text(&field[0]) == Some("ip"))?.get(1),
+            other => hello_value(other, "ip"),
         };
         info_text(ip?).map(str::to_owned)
     };
-    replicas.iter().map(address).collect()
+    list_items(reply)?.iter().map(address).collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,20 @@ pub(super) enum SlotOwners {
 
 /// Functions that return at once: none of them waits for an answer of a server.
 impl SlotOwners {
+    pub(super) fn single(&self) -> Option<&Arc<Node>> {
+        match self {
+            Self::Single { node } => Some(node),
+            Self::Many(_) => None,
+        }
+    }
+
+    pub(super) fn fleet(&self) -> Option<&Arc<Fleet>> {
+        match self {
+            Self::Single { .. } => None,
+            Self::Many(fleet) => Some(fleet),
+        }
+    }
+
     pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
             Self::Single { node } => Some(Arc::clone(node)),
@@ -29,31 +43,22 @@ impl SlotOwners {
 
     /// Returns true if `to` may be the owner of the slot, because no other node is known to own it.
     pub(super) fn leaves(&self, slot: u16, to: &Node) -> bool {
-        match self {
-            Self::Single { .. } => true,
-            Self::Many(fleet) => fleet.may_own(slot, to),
-        }
+        self.fleet().is_none_or(|fleet| fleet.may_own(slot, to))
     }
 
     pub(super) fn suspects(&self, node: &Node) -> bool {
-        match self {
-            Self::Single { .. } => false,
-            Self::Many(fleet) => fleet.suspects(node),
-        }
+        self.fleet().is_some_and(|fleet| fleet.suspects(node))
     }
 
     /// Returns true if one node permanently owns all slots.
     pub(super) fn is_single(&self) -> bool {
-        matches!(self, Self::Single { .. })
+        self.fleet().is_none()
     }
 
     /// Returns true if all slots have one owner, though it may change. Plain channels of this owner then reach all
     /// subscribers.
     pub(super) fn has_one_primary(&self) -> bool {
-        match self {
-            Self::Single { .. } => true,
-            Self::Many(fleet) => fleet.sentinels().is_some(),
-        }
+        self.fleet().is_none_or(|fleet| fleet.sentinels().is_some())
     }
 
     /// Marks a node as suspect, because it did not answer. A single node cannot be suspect.
@@ -95,9 +100,6 @@ impl SlotOwners {
 
     /// Yields the slot map when owners may have changed. Returns `None` if one node permanently owns all slots.
     pub(super) fn changes(&self) -> Option<watch::Receiver<SlotMap>> {
-        match self {
-            Self::Single { .. } => None,
-            Self::Many(fleet) => Some(fleet.changes()),
-        }
+        self.fleet().map(|fleet| fleet.map.subscribe())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::Value;
 
 use crate::base::key::SLOTS;
-use crate::net::node::info_text;
+use crate::net::node::{info_text, list_items};
 
 /// Slot map. For each slot with an owner it has the address (`host:port`) of this owner, which is a primary. It also
 /// has the addresses of the replicas that the cluster reported with these primaries.
@@ -27,14 +27,8 @@ impl SlotMap {
     /// may be empty.
     pub(super) fn parse(reply: &Value, on_announced: impl Fn(&str) -> String) -> Option<Self> {
         let mut map = Self { owners: vec![None; usize::from(SLOTS)], ..Self::default() };
-        let Value::Array(ranges) = reply else {
-            return None;
-        };
-        for range in ranges {
-            let Value::Array(fields) = range else {
-                return None;
-            };
-            let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = fields.as_slice() else {
+        for range in list_items(reply)? {
+            let [Value::Int(first), Value::Int(last), primary, replicas @ ..] = list_items(range)? else {
                 return None;
             };
             let owner = map.index_of(&on_announced(&node_address(primary)?))?;
@@ -70,10 +64,9 @@ impl SlotMap {
         if self.owners.is_empty() {
             self.owners = vec![None; usize::from(SLOTS)];
         }
-        let Some(index) = self.index_of(address) else {
-            return;
-        };
-        if let Some(owner) = self.owners.get_mut(usize::from(slot)) {
+        if let Some(index) = self.index_of(address)
+            && let Some(owner) = self.owners.get_mut(usize::from(slot))
+        {
             *owner = Some(index);
         }
     }
@@ -125,12 +118,10 @@ impl SlotMap {
                 _ => ranges.push((slot, slot)),
             }
         }
-        let moved = |((was, owner), ranges): (Owners<'_>, Vec<Range>)| Moved {
-            slots: text_of(&ranges),
-            owner: owner.cloned(),
-            was: was.cloned(),
-        };
-        moves.into_iter().map(moved).collect()
+        moves
+            .into_iter()
+            .map(|((was, owner), ranges)| Moved { slots: text_of(&ranges), owner: owner.cloned(), was: was.cloned() })
+            .collect()
     }
 
     fn index_of(&mut self, address: &str) -> Option<u16> {
@@ -146,12 +137,7 @@ impl SlotMap {
 }
 
 fn node_address(node: &Value) -> Option<String> {
-    let Value::Array(fields) = node else {
-        return None;
-    };
-    let [host, Value::Int(port), ..] = fields.as_slice() else {
-        return None;
-    };
+    let [host, Value::Int(port), ..] = list_items(node)? else { return None };
     let host = match host {
         Value::BulkString(_) | Value::SimpleString(_) => info_text(host)?,
         _ => "",
@@ -160,8 +146,7 @@ fn node_address(node: &Value) -> Option<String> {
 }
 
 fn node_id(node: &Value) -> Option<String> {
-    let Value::Array(fields) = node else { return None };
-    info_text(fields.get(2)?).map(str::to_owned)
+    info_text(list_items(node)?.get(2)?).map(str::to_owned)
 }
 
 /// Completes an address that a node announced. If the address has no host, it gets the host of `asked`, the address of

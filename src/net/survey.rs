@@ -13,9 +13,10 @@ use crate::base::health::{NodeHealth, NodeRole, Traffic};
 use crate::base::key::slot_of;
 use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
+use crate::net::CLOCK;
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::Fleet;
-use crate::net::node::{Node, hello_field, info_field, info_text, parse_time};
+use crate::net::node::{Node, hello_field, info, info_field, info_text, list_items, parse_time};
 use crate::net::slot_owners::SlotOwners;
 
 /// Number of keys that a server examines for one answer to `SCAN`. This takes a fraction of a millisecond, in which the
@@ -41,7 +42,10 @@ impl<'a> Subject<'a> {
         Box::pin(async move {
             match tokio::time::timeout_at(deadline, probe).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(fault)) => NodeHealth { problem: Some(reason_text(fault)), ..health },
+                Ok(Err(fault)) => {
+                    let reason = fault.into_source().map(|source| source.to_string());
+                    NodeHealth { problem: reason.or_else(|| Some("no answer in time".to_owned())), ..health }
+                }
                 Err(_) => NodeHealth { problem: Some(format!("no answer within {late:?}")), ..health },
             }
         })
@@ -69,7 +73,7 @@ impl SlotOwners {
                 question.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(PAGE);
                 let page = node.ask(&question).await.map_err(|fault| fault.at(node.shown()))?;
                 let keys;
-                (cursor, keys) = read_page(&page).ok_or_else(|| unreadable(&node, "SCAN"))?;
+                (cursor, keys) = read_page(&page).ok_or_else(|| Fault::unreadable(node.shown(), "SCAN"))?;
                 for key in keys {
                     if self.is_at_home(&node, key).await? {
                         found(key);
@@ -86,7 +90,7 @@ impl SlotOwners {
     /// Returns true if `node` owns the slot of the key, or imports it. A server that a slot leaves redirects requests for
     /// a key that has left already.
     async fn is_at_home(&self, node: &Node, key: &str) -> Result<bool, Fault> {
-        let Self::Many(fleet) = self else { return Ok(true) };
+        let Some(fleet) = self.fleet() else { return Ok(true) };
         let slot = slot_of(key.as_bytes());
         if fleet.sentinels().is_some() || fleet.may_own(slot, node) {
             return Ok(true);
@@ -129,14 +133,8 @@ impl SlotOwners {
 /// Reads one answer to `SCAN`: the cursor for the next question, and the keys. Keys of locks are text, so other keys
 /// are skipped.
 fn read_page(reply: &Value) -> Option<(String, Vec<&str>)> {
-    let Value::Array(parts) = reply else { return None };
-    let [cursor, Value::Array(keys)] = parts.as_slice() else { return None };
+    let [cursor, Value::Array(keys)] = list_items(reply)? else { return None };
     Some((info_text(cursor)?.to_owned(), keys.iter().filter_map(info_text).collect()))
-}
-
-fn unreadable(node: &Node, question: &str) -> Fault {
-    let message = format!("{} has answered {question} with something else", node.shown());
-    Fault::Refused { refusal: Refusal::Other, message }
 }
 
 /// Returns the health of all servers. Reports a server that has not answered by the deadline as unreachable.
@@ -178,7 +176,7 @@ fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
     };
     let nodes = addresses
         .iter()
-        .map(|address| subject(address, fleet.address_source(address), role(address), fleet.passing_node(address)));
+        .map(|address| subject(address, fleet.announced.source(address), role(address), fleet.passing_node(address)));
     let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
     let sentinels = sentinels.map(|(address, asking)| {
         let health = NodeHealth::new_unknown(&address, NodeRole::Sentinel);
@@ -204,11 +202,11 @@ fn subject(
 async fn probe(node: &Node, known: NodeHealth) -> Probed {
     // The connection is opened first, so that the measured time is one round trip.
     node.ready().await?;
-    let (sent, clock, began) = (Instant::now(), wall_clock(), node.now());
+    let (sent, clock, began) = (Instant::now(), wall_clock(), CLOCK.now());
     let time = node.ask(&redis::cmd("TIME")).await?;
     let round_trip = sent.elapsed();
-    node.note_time(&time, began, node.now());
-    let server = parse_time(&time).ok_or_else(|| unreadable(node, "TIME"))?;
+    node.note_time(&time, began, CLOCK.now());
+    let server = parse_time(&time).ok_or_else(|| Fault::unreadable(node.shown(), "TIME"))?;
     let mut health = NodeHealth {
         is_reachable: true,
         round_trip: Some(round_trip),
@@ -224,8 +222,7 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
             _ => health.role,
         };
     }
-    let mut info = redis::cmd("INFO");
-    let memory = node.ask(info.arg("memory")).await;
+    let memory = node.ask(&info("memory")).await;
     if let Ok(memory) = &memory {
         let policy = info_text(memory).and_then(|memory| info_field(memory, "maxmemory_policy"));
         health.noeviction = policy.map(|policy| policy == "noeviction");
@@ -243,15 +240,4 @@ fn wall_clock() -> Duration {
 fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {
     let here_us = i64::try_from(here.as_micros()).ok()?;
     Some((i64::try_from(server.as_micros()).ok()? - here_us) / 1000)
-}
-
-/// Returns the reason of a fault, in the words of the server or of the operating system.
-fn reason_text(fault: Fault) -> String {
-    match fault.into_failure() {
-        Failure::Refused { message, .. } | Failure::Broken { message, .. } => message,
-        Failure::Unreplicated { .. } => unreachable!("a look changes nothing"),
-        Failure::Unknown { source, .. } | Failure::NotDone { source } => {
-            source.map_or_else(|| "no answer in time".to_owned(), |source| source.to_string())
-        }
-    }
 }

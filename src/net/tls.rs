@@ -34,7 +34,7 @@ impl Connector {
             .with_safe_default_protocol_versions()
             .map_err(|error| invalid(format!("the cryptography of the process cannot be used: {error}")))?
             .with_root_certificates(authorities(tls)?);
-        let mut config = match tls.client() {
+        let mut config = match &tls.client_pem {
             Some(ClientPem { certificates, key }) => {
                 let chain = certificates_in(certificates, "the client's PEM")?;
                 // The error of the library is left out, because it may quote the text in the place of the key.
@@ -48,7 +48,7 @@ impl Connector {
         // No session is resumed. In a resumed session the server sends no certificate, but each connection must check a
         // certificate.
         config.resumption = Resumption::disabled();
-        let server_name = tls.checked_name().map(name).transpose()?;
+        let server_name = tls.server_name.as_deref().map(name).transpose()?;
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), server_name })
     }
 
@@ -66,7 +66,7 @@ impl Connector {
 }
 
 fn authorities(tls: &Tls) -> Result<RootCertStore> {
-    let Some(pem) = tls.authorities() else {
+    let Some(pem) = &tls.ca_pem else {
         return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
     };
     let mut roots = RootCertStore::empty();

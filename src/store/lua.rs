@@ -523,20 +523,20 @@ impl NotifyingScheme for LuaScheme {
         // No message on the channel of Redisson grants a lock. The messages are `0` and `1`, and other clients may send
         // others.
         let read = if self.is_of_redisson() { |_: &[u8], _| Notification::AskAgain } else { read_notification };
-        self.router.subscribe(key.slot(), &self.channel(key, manager), read)
+        self.router.push.subscribe(key.slot(), &self.channel(key, manager), read)
     }
 
     fn subscribe_if_live(&self, key: &Key, manager: &str) -> Option<Subscription> {
-        if !self.router.is_subscribing() {
+        if !self.router.push.is_in_use() {
             return None;
         }
-        self.router.subscribe_if_live(&self.channel(key, manager))
+        self.router.push.subscribe_if_live(&self.channel(key, manager))
     }
 }
 
 impl RecallingScheme for LuaScheme {
     fn listen(&self, key: &Key, calls: &Arc<Recalls>) -> bool {
-        self.router.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
+        self.router.push.listen(key.slot(), &self.recall_channel(key), read_recall, calls)
     }
 
     fn reply_in_use<'a>(&'a self, key: &'a Key, id: &'a str) -> BoxAttempt<'a, ()> {

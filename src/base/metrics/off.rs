@@ -49,15 +49,7 @@ impl Counted {
 pub(crate) struct Counter;
 
 impl Counter {
-    pub(crate) fn of_reconnects() -> Self {
-        Self
-    }
-
-    pub(crate) fn of_unpublished() -> Self {
-        Self
-    }
-
-    pub(crate) fn of_map_refreshes() -> Self {
+    pub(crate) fn of(_: &'static str) -> Self {
         Self
     }
 

@@ -39,21 +39,15 @@ const REASONS: [LossReason; 5] =
 
 /// Two values: one for readers and one for writers.
 #[derive(Debug)]
-struct PerMode<T> {
-    read: T,
-    write: T,
-}
+struct PerMode<T>([T; 2]);
 
 impl<T> PerMode<T> {
     fn new(make: impl Fn(&'static str) -> T) -> Self {
-        Self { read: make("read"), write: make("write") }
+        Self(["read", "write"].map(make))
     }
 
     fn of(&self, mode: Mode) -> &T {
-        match mode {
-            Mode::Read => &self.read,
-            Mode::Write => &self.write,
-        }
+        &self.0[mode as usize]
     }
 }
 
@@ -68,9 +62,8 @@ struct MetricHandles {
     hold_seconds: PerMode<Histogram>,
     losses: PerMode<[metrics::Counter; REASONS.len()]>,
     cached_losses: metrics::Counter,
-    renewed: metrics::Counter,
-    unanswered: metrics::Counter,
-    lost: metrics::Counter,
+    /// In the order of [`RenewalOutcome`].
+    renewals: [metrics::Counter; 3],
     holds: PerMode<Gauge>,
     cached: Gauge,
     waiters: PerMode<Gauge>,
@@ -79,7 +72,6 @@ struct MetricHandles {
 impl Default for Metrics {
     fn default() -> Self {
         describe();
-        let renewals = |outcome| metrics::counter!("rwlock_renewals_total", "outcome" => outcome);
         Self(Arc::new(MetricHandles {
             acquisitions: PerMode::new(|mode| {
                 OUTCOMES
@@ -95,9 +87,8 @@ impl Default for Metrics {
                 )
             }),
             cached_losses: metrics::counter!("rwlock_cached_losses_total"),
-            renewed: renewals("renewed"),
-            unanswered: renewals("unanswered"),
-            lost: renewals("lost"),
+            renewals: ["renewed", "unanswered", "lost"]
+                .map(|outcome| metrics::counter!("rwlock_renewals_total", "outcome" => outcome)),
             holds: PerMode::new(|mode| metrics::gauge!("rwlock_holds", "mode" => mode)),
             cached: metrics::gauge!("rwlock_cached_holds"),
             waiters: PerMode::new(|mode| metrics::gauge!("rwlock_waiters", "mode" => mode)),
@@ -167,12 +158,7 @@ impl Metrics {
     }
 
     pub(crate) fn renewal(&self, outcome: RenewalOutcome) {
-        let counter = match outcome {
-            RenewalOutcome::Renewed => &self.0.renewed,
-            RenewalOutcome::Unanswered => &self.0.unanswered,
-            RenewalOutcome::Lost => &self.0.lost,
-        };
-        counter.increment(1);
+        self.0.renewals[outcome as usize].increment(1);
     }
 }
 
@@ -241,16 +227,8 @@ impl Drop for Counted {
 pub(crate) struct Counter(metrics::Counter);
 
 impl Counter {
-    pub(crate) fn of_reconnects() -> Self {
-        Self(metrics::counter!("rwlock_reconnects_total"))
-    }
-
-    pub(crate) fn of_unpublished() -> Self {
-        Self(metrics::counter!("rwlock_unpublished_total"))
-    }
-
-    pub(crate) fn of_map_refreshes() -> Self {
-        Self(metrics::counter!("rwlock_map_refreshes_total"))
+    pub(crate) fn of(name: &'static str) -> Self {
+        Self(metrics::counter!(name))
     }
 
     pub(crate) fn add_one(&self) {
@@ -290,12 +268,7 @@ impl Default for NodeFindings {
 
 impl NodeFindings {
     fn of(&self, kind: FindingKind) -> &Gauge {
-        let [memory, policy, clock] = &self.0;
-        match kind {
-            FindingKind::Memory => memory,
-            FindingKind::Policy => policy,
-            FindingKind::Clock => clock,
-        }
+        &self.0[kind as usize]
     }
 
     pub(crate) fn one_more(&self, kind: FindingKind) {

@@ -28,12 +28,12 @@ use crate::base::error::{Error, Result};
 /// [`Topology::tls`](crate::Topology::tls) has an example. `Debug` shows neither certificates nor keys.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    ca_pem: Option<Vec<u8>>,
-    client_pem: Option<ClientPem>,
+    pub(crate) ca_pem: Option<Vec<u8>>,
+    pub(crate) client_pem: Option<ClientPem>,
     /// File with the trusted authorities. `build` reads it, and each new connection reads it again.
     ca_file: Option<PathBuf>,
     client_files: Option<(PathBuf, PathBuf)>,
-    server_name: Option<String>,
+    pub(crate) server_name: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -148,21 +148,6 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         false => format!("{} cannot be read: {error}", path.display()),
     };
     std::fs::read(path).map_err(|error| Error::invalid("tls", refused(error)))
-}
-
-#[cfg(feature = "tls")]
-impl Tls {
-    pub(crate) fn authorities(&self) -> Option<&[u8]> {
-        self.ca_pem.as_deref()
-    }
-
-    pub(crate) fn checked_name(&self) -> Option<&str> {
-        self.server_name.as_deref()
-    }
-
-    pub(crate) fn client(&self) -> Option<&ClientPem> {
-        self.client_pem.as_ref()
-    }
 }
 
 impl fmt::Debug for Tls {

@@ -311,7 +311,7 @@ impl Acquisition {
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::log_grant(self.waiter.key.name(), self.waiter.mode, held.share_id().token);
+            events::log_passage(self.waiter.key.name(), self.waiter.mode, held.share_id().token, "granted");
         }
         taken
     }
@@ -338,7 +338,8 @@ impl Acquisition {
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
-            events::granted_by_notice(self.waiter.key.name(), self.waiter.mode, held.share_id().token);
+            let (key, mode) = (&self.waiter.key, self.waiter.mode);
+            events::log_passage(key.name(), mode, held.share_id().token, "granted by notification");
         }
         taken
     }
@@ -410,7 +411,8 @@ impl Acquisition {
         if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.waiter.entry) {
             entry.fail_waiters(&failure);
         }
-        events::attempt_unanswered(self.waiter.key.name(), &failure, &self.waiter.engine.attempt_lines, now);
+        let limiter = &self.waiter.engine.attempt_lines;
+        events::unanswered_request(self.waiter.key.name(), "an attempt", &failure, limiter, now);
         self.waiter.tries.on_failure(&self.waiter.engine, &self.waiter.key, failure).await
     }
 }

@@ -6,19 +6,20 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::{Fleet, MapSource, SuspectReason};
 use crate::base::events;
+use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::single_task::Running;
 use crate::net::CLOCK;
-use crate::net::announced::Announcer;
 use crate::net::fault::Fault;
 use crate::net::members::{AskOrder, MAX_ASKED, Members};
-use crate::net::node::not_sent;
+use crate::net::node::{not_sent, shown};
 use crate::net::slots::{Moved, SlotMap};
 
 /// First pause between two questions to the map source while a node is suspect. The pauses grow up to
@@ -47,12 +48,9 @@ impl Fleet {
     /// Replicas may be missing for a long time, and then each grant fails. So this asks no more often than the refresh
     /// loop does for a silent node.
     pub(in crate::net) fn refresh_when_unreplicated(self: &Arc<Self>) {
-        let is_due = match self.refresh_lock.try_lock() {
-            Ok(last) => !matches!(&*last, Some((at, _)) if CLOCK.now().since(*at) < MAX_LOOK_AGAIN),
-            // Another question is under way. If its answer is too old, a later grant fails as well.
-            Err(_) => false,
-        };
-        if is_due {
+        let is_old = |last: &(Moment, _)| CLOCK.now().since(last.0) >= MAX_LOOK_AGAIN;
+        // If the lock is taken, another question is under way. If its answer is too old, a later grant fails as well.
+        if self.refresh_lock.try_lock().is_ok_and(|last| last.as_ref().is_none_or(is_old)) {
             self.refresh_from_time_to_time();
         }
     }
@@ -110,17 +108,12 @@ impl Fleet {
         };
         fastrand::shuffle(&mut silent);
         let nodes = silent.iter().take(MAX_SUSPECTS_ASKED).filter_map(|owner| self.node(owner).ok());
-        let mut answers: FuturesUnordered<_> = nodes
-            .map(|node| async move {
-                let answer = node.ask(&redis::cmd("TIME")).await;
-                answer.is_ok().then_some(node)
-            })
-            .collect();
-        while let Some(answer) = answers.next().await {
-            if let Some(node) = answer {
+        let asking = nodes.map(|node| async move {
+            if node.ask(&redis::cmd("TIME")).await.is_ok() {
                 self.trust(&node);
             }
-        }
+        });
+        join_all(asking).await;
     }
 
     /// Returns the mark of the refresh loop if the loop has to go on. If a node becomes suspect while the loop ends,
@@ -152,20 +145,16 @@ impl Fleet {
         is_well
     }
 
-    /// Asks the map source for the owner of a slot. Callers at about the same time share one answer. If this answer
-    /// names no owner, another question would most likely give no owner either.
-    pub(super) async fn refresh_unless_known(&self, slot: u16) -> Result<(), Fault> {
-        self.ask_in_background(Some(slot)).await
-    }
-
     /// Asks the map source for the newest map.
     pub(in crate::net) async fn refresh(&self) -> Result<(), Fault> {
         self.ask_in_background(None).await
     }
 
-    /// Asks the map source in a task on the background runtime. The task holds `refresh_lock`, so it must go on when
-    /// the caller of this function is dropped.
-    async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
+    /// Asks the map source for the newest map, or only for the owner of `slot`. Callers that ask for an owner at about
+    /// the same time share one answer. If this answer names no owner, another question would most likely give no owner
+    /// either. A task on the background runtime asks. The task holds `refresh_lock`, so it must go on when the caller of
+    /// this function is dropped.
+    pub(super) async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
         self.background_runtime.spawn(async move {
@@ -206,7 +195,7 @@ impl Fleet {
             MapSource::Members(members) => self.ask_members(members).await?,
             MapSource::Sentinels(sentinels) => {
                 let (primary, sentinel) = sentinels.primary().await?;
-                SlotMap::whole(&self.announced.on_announced(&primary, Announcer::Sentinel(&sentinel)))
+                SlotMap::whole(&self.announced.on_announced(&primary, &sentinel))
             }
         };
         self.forget_others(&map);
@@ -218,8 +207,8 @@ impl Fleet {
     /// Logs the slots whose owner has changed since the last log message about owners. Also forgets what is known of
     /// nodes that are no longer members.
     fn notify_change(&self, map: &SlotMap) {
-        self.outages.retain(|node| map.has(node) || self.is_member(node));
-        self.conditions.retain(|node| map.has(node) || self.is_member(node));
+        self.reports.outages.retain(|node| map.has(node) || self.is_member(node));
+        self.reports.conditions.retain(|node| map.has(node) || self.is_member(node));
         self.announced.retain(|node| map.has(node) || self.is_member(node));
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
@@ -227,9 +216,9 @@ impl Fleet {
             // Behind Sentinels the message names no slots, because one primary owns all of them.
             let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
             catch_panic(|| match owner {
-                Some(owner) if is_first => events::primary_found(slots, &owner, &self.address_source(&owner)),
+                Some(owner) if is_first => events::primary_found(slots, &owner, &self.announced.source(&owner)),
                 owner => {
-                    let source = owner.as_deref().map(|owner| self.address_source(owner)).unwrap_or_default();
+                    let source = owner.as_deref().map(|owner| self.announced.source(owner)).unwrap_or_default();
                     events::primary_changed(slots, owner.as_deref(), &source, was.as_deref());
                 }
             });
@@ -292,10 +281,7 @@ impl Fleet {
                                 "{address} is a member of another cluster by now"
                             ));
                         }
-                        // A refusal replaces other faults, because it tells more than a missing answer.
-                        Some((_, Err(refused @ Fault::Refused { .. }))) => fault = refused,
-                        Some((_, Err(other))) if matches!(fault, Fault::NotSent(None)) => fault = other,
-                        Some((_, Err(_))) => {}
+                        Some((_, Err(other))) => fault.prefer(other),
                         None if unasked > 0 => break,
                         None => return Err(fault),
                     },
@@ -324,17 +310,18 @@ impl Fleet {
 
     async fn ask_for_slots(&self, address: Arc<str>) -> (Arc<str>, Result<SlotMap, Fault>) {
         let asking = async {
-            let mut question = redis::cmd("CLUSTER");
-            question.arg("SLOTS");
+            let question = redis::cmd("CLUSTER").arg("SLOTS").take();
             let reply = self.node(&address)?.ask_for_map(&question).await?;
-            let map = SlotMap::parse(&reply, |announced| self.on_announced(announced, &address));
+            let map = SlotMap::parse(&reply, |announced| self.announced.on_announced(announced, &address));
             let map = map.filter(|map| !map.is_empty());
             map.ok_or_else(|| Fault::unsent("it knows no slots"))
         };
         // The time limit includes the dial. If the connection is ready later, the next question uses it.
         let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
         let no_answer = || Fault::unsent("no answer in time");
-        let answer = answer.unwrap_or_else(|_| Err(no_answer())).map_err(|fault| fault.at(&self.shown(&address)));
+        let answer = answer
+            .unwrap_or_else(|_| Err(no_answer()))
+            .map_err(|fault| fault.at(&shown(&address, &self.announced.source(&address))));
         (address, answer)
     }
 }

@@ -12,7 +12,7 @@ use super::greeting::{parse_time, unreadable};
 use super::{CallAnswer, Role};
 use crate::base::attempt::Answered;
 use crate::base::error::Refusal;
-use crate::base::lease::{self, ClockSample, Moment, ServerTime};
+use crate::base::lease::{ClockSample, Moment, ServerTime};
 use crate::net::CLOCK;
 use crate::net::fault::{self, Answer, Fault};
 use crate::net::{Call, is_reply_to, is_unpublished, server_time};
@@ -39,7 +39,7 @@ impl Connections {
         let response_timeout = self.limits.response_timeout;
         let outcome = tokio::time::timeout(response_timeout, reply).await;
         let now = CLOCK.now();
-        let arrives_until = sent.after(lease::max_delay(response_timeout, self.limits.max_clock_skew));
+        let arrives_until = self.limits.arrives_until(sent);
         match outcome {
             // If the runtime stood still, a late reply is seen before the timer fires. So the clock decides whether the
             // reply came in time.
@@ -65,8 +65,12 @@ impl Connections {
                     self.give_up(live);
                     // If this process stood still, a missing answer says nothing about the node. A missing answer on a
                     // dedicated connection says nothing either, because its calls may take long.
-                    if !live.is_apart && now.since(sent) < response_timeout * 2 {
-                        self.is_missed(live, sent, now, &fault);
+                    if !live.is_apart
+                        && now.since(sent) < response_timeout * 2
+                        && let Fault::Unknown { source, .. } = &fault
+                        && !self.has_answered_elsewhere(live, of_late)
+                    {
+                        self.outage.begins(source.clone(), sent, now);
                     }
                 }
                 Err(fault)
@@ -74,20 +78,20 @@ impl Connections {
         }
     }
 
-    /// Handles a request, sent at `sent`, whose connection has brought no recent answer. Begins an outage of the node,
-    /// unless another connection to the node has brought a recent answer.
-    fn is_missed(self: &Arc<Self>, live: &Arc<OpenConnection>, sent: Moment, now: Moment, fault: &Fault) {
-        let of_late = sent.after(self.limits.response_timeout / 2);
-        if let Fault::Unknown { source, .. } = fault
-            && !self.has_answered_elsewhere(live, of_late)
-        {
-            self.outage.begins(source.clone(), sent, now);
-        }
+    /// Sends one question. Returns its answer, with the time at which the question was sent.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        live: &Arc<OpenConnection>,
+        question: Request<'_>,
+    ) -> Result<(Moment, Value), Fault> {
+        let sent = CLOCK.now();
+        let reply = pin!(live.connection.ask(question));
+        let answer = fault::reply(self.in_time(live, sent, reply).await?);
+        Ok((sent, answer.map_err(|fault| self.without_login(live, sent, fault))?))
     }
 
     fn unanswered_fault(&self, arrives_until: Moment) -> Fault {
-        let outage = format!("no answer within {:?}", self.limits.response_timeout);
-        Fault::Unknown { arrives_until, source: Some(Answer::error(outage)) }
+        Fault::unknown(arrives_until, format!("no answer within {:?}", self.limits.response_timeout))
     }
 
     pub(super) fn on_answer(
@@ -98,26 +102,22 @@ impl Connections {
         sent: Moment,
         value: Value,
     ) -> CallAnswer {
-        let value = fault::reply(value).map_err(|fault| match self.limits.role {
-            Role::Proxy => fault.through_proxy(self.arrives_until(sent)),
-            Role::Standalone | Role::Voter | Role::ClusterMember => fault,
-        });
-        let value = value.map_err(|fault| self.on_script_fault(fault, call.script, wording));
-        let value = value.inspect_err(|fault| {
-            self.note_refusal(fault);
-            if fault.is_of_no_primary() && self.limits.role.is_one_server() {
+        let value = fault::reply(value).map_err(|fault| {
+            let is_proxied = self.limits.role == Role::Proxy;
+            let fault = if is_proxied { fault.through_proxy(self.limits.arrives_until(sent)) } else { fault };
+            let fault = self.on_script_fault(fault, call.script, wording);
+            self.note_refusal(&fault);
+            if fault.is_of_no_primary() && !is_proxied {
                 self.leave(live);
             }
-        });
-        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
+            self.without_login(live, sent, fault)
+        })?;
         if !is_reply_to(&value, call.echo()) {
             // The connection assigns replies to the wrong requests, so it is given up. The server may still execute
             // this request.
             self.give_up(live);
-            return Err(Fault::Unknown {
-                arrives_until: self.arrives_until(sent),
-                source: Some(Answer::error("the reply is not one to this request")),
-            });
+            let reason = "the reply is not one to this request";
+            return Err(Fault::unknown(self.limits.arrives_until(sent), reason));
         }
         if is_unpublished(&value) {
             self.conditions.note_unpublished(&self.address);
@@ -129,11 +129,6 @@ impl Connections {
             self.note_time_if_due(server, sent);
         }
         Ok(Answered { sent, server, node: self.id, value })
-    }
-
-    /// Returns the moment until which a call that was sent at `sent` may still run.
-    fn arrives_until(&self, sent: Moment) -> Moment {
-        sent.after(lease::max_delay(self.limits.response_timeout, self.limits.max_clock_skew))
     }
 
     /// Gives up a connection whose login has ended, if a provider can return other credentials. The next connection asks
@@ -164,11 +159,7 @@ impl Connections {
     }
 
     async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {
-        let sent = CLOCK.now();
-        let time = redis::cmd("TIME");
-        let reply = pin!(live.connection.ask(Request::Command(&time)));
-        let value = fault::reply(self.in_time(live, sent, reply).await?);
-        let value = value.map_err(|fault| self.without_login(live, sent, fault))?;
+        let (sent, value) = self.ask(live, Request::Command(&redis::cmd("TIME"))).await?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(ClockSample { sent, server })
     }

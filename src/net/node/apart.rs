@@ -85,9 +85,8 @@ impl Node {
         match answer {
             // If this connection got no answer, the other idle connections may be dead as well. They are closed,
             // because each dead connection would cost a later call one response timeout.
-            Err(Fault::Unknown { .. }) => few.forget_idle(),
-            // The login of this connection may have ended, and then that of the others as well.
-            Err(Fault::Again(_)) => few.forget_idle(),
+            // Or the login of this connection may have ended, and then that of the others as well.
+            Err(Fault::Unknown { .. } | Fault::Again(_)) => few.forget_idle(),
             _ => few.put_back(live),
         }
         answer

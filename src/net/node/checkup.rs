@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::connection::Request;
 use super::connections::{Connections, DialFault, OpenConnection, Sharing};
-use super::greeting::{info_field, info_text};
+use super::greeting::{info, info_field, info_text};
 use super::{Node, parse_time};
 use crate::base::error::Refusal;
 use crate::base::health::NodeFinding;
@@ -32,8 +32,7 @@ impl Connections {
     }
 
     async fn ask_for_memory(&self, live: &OpenConnection) {
-        let mut info = redis::cmd("INFO");
-        info.arg("memory");
+        let info = info("memory");
         let asking = live.connection.ask(Request::Command(&info));
         if let Ok(Ok(reply)) = tokio::time::timeout(self.limits.response_timeout, asking).await {
             self.note_memory(fault::reply(reply));
@@ -105,10 +104,6 @@ impl Node {
             Err(DialFault::Refused(refusal, words)) => connections.outage.refuses(refusal, &words, now),
             Err(DialFault::NotSent(source)) => connections.outage.begins(source, began, now),
         }
-    }
-
-    pub(in crate::net) fn now(&self) -> Moment {
-        CLOCK.now()
     }
 
     /// Checks the clock with the server time in the answer to a health check.

@@ -11,9 +11,9 @@ use crate::net::script::Dialect;
 use crate::net::{Call, Expiry};
 
 pub(in crate::net) struct Connection {
-    wire: Wire,
+    pub(super) wire: Wire,
     /// Task that sends new credentials, if a provider returns them.
-    _relogin: Option<Relogin>,
+    pub(super) _relogin: Option<Relogin>,
 }
 
 /// Request to a server.
@@ -39,18 +39,13 @@ pub(in crate::net) enum Load {
 /// Dialect of a call's script, and the form in which the call names the script.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::net) struct Wording {
-    pub(in crate::net) load: Load,
-    pub(in crate::net) dialect: Dialect,
+    pub(super) load: Load,
+    pub(super) dialect: Dialect,
 }
 
 impl Connection {
     pub(super) fn new(wire: Wire) -> Self {
         Self { wire, _relogin: None }
-    }
-
-    /// Adds the task that sends new credentials on this connection.
-    pub(super) fn with_relogin(self, start: impl FnOnce(&Wire) -> Option<Relogin>) -> Self {
-        Self { _relogin: start(&self.wire), ..self }
     }
 
     pub(in crate::net) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {

@@ -58,7 +58,7 @@ pub(super) struct Connections {
     /// Number of connections that were opened so far.
     pub(super) dialed: AtomicU64,
     /// Number of connections that replaced an earlier connection.
-    reconnects: AtomicU64,
+    pub(super) reconnects: AtomicU64,
     reconnects_counter: Counter,
     failed: Mutex<Option<(Moment, DialFault)>>,
     /// Time at which the node last executed a request, in nanoseconds of the local clock. Zero if it has executed none.
@@ -86,7 +86,7 @@ pub(super) struct RuntimeConnection {
 }
 
 impl RuntimeConnection {
-    fn open(&self) -> Option<&Arc<OpenConnection>> {
+    pub(super) fn open(&self) -> Option<&Arc<OpenConnection>> {
         self.live.as_ref().filter(|live| live.is_open())
     }
 }
@@ -102,7 +102,7 @@ pub(super) struct OpenConnection {
     /// Time at which the greeting was sent.
     pub(super) opened: Moment,
     /// Time at which the last answer came, in nanoseconds of the local clock.
-    answered: AtomicU64,
+    pub(super) answered: AtomicU64,
     pub(super) space: InFlightLimit,
     /// True for a dedicated connection, which carries one call at a time.
     pub(super) is_apart: bool,
@@ -125,26 +125,6 @@ pub(in crate::net) enum DialFault {
 }
 
 impl OpenConnection {
-    pub(super) fn new(
-        number: u64,
-        connection: Connection,
-        clock_sample: ClockSample,
-        closed: Arc<AtomicBool>,
-        response_timeout: Duration,
-        sharing: Sharing,
-    ) -> Self {
-        Self {
-            number,
-            connection,
-            clock_sample: Mutex::new(clock_sample),
-            is_closed: closed,
-            opened: clock_sample.sent,
-            answered: AtomicU64::new(clock_sample.sent.as_nanos()),
-            space: InFlightLimit::new(response_timeout),
-            is_apart: sharing == Sharing::Apart,
-        }
-    }
-
     pub(super) fn is_open(&self) -> bool {
         !self.is_closed.load(Ordering::Acquire)
     }
@@ -185,7 +165,7 @@ impl Connections {
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
-            reconnects_counter: Counter::of_reconnects(),
+            reconnects_counter: Counter::of("rwlock_reconnects_total"),
             failed: Mutex::new(None),
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
@@ -210,24 +190,12 @@ impl Connections {
         (nanos > 0).then_some(Moment::from_nanos(nanos))
     }
 
-    /// Returns the start of the newest server process that was greeted. Each connection learns this time before it
-    /// sends any other request, so a restart of the server is always noticed.
-    pub(super) fn up_since(&self) -> Option<Moment> {
-        let nanos = self.up_since.load(Ordering::Acquire);
-        (nanos > 0).then_some(Moment::from_nanos(nanos))
-    }
-
     /// Returns this runtime's connection, if it is open.
     pub(super) fn current(&self) -> Option<Arc<OpenConnection>> {
         let runtime = Handle::try_current().ok()?.id();
         let connections = self.of.lock();
         let connection = connections.iter().find(|connection| connection.runtime == runtime)?;
         connection.open().cloned()
-    }
-
-    /// Returns true if any runtime has an open connection to the node.
-    pub(super) fn is_connected(&self) -> bool {
-        self.of.lock().iter().any(|connection| connection.open().is_some())
     }
 
     /// Returns true if the node has sent an answer since `since` on a connection other than `live`.
@@ -326,24 +294,15 @@ impl Connections {
         self.dialects.forget_refusal();
         let runtime = Handle::current().id();
         let mut connections = self.of.lock();
-        match connections.iter_mut().find(|connection| connection.runtime == runtime) {
-            Some(connection) => {
-                let is_another = std::mem::replace(&mut connection.has_had, true);
-                self.reconnects.fetch_add(u64::from(is_another), Ordering::Relaxed);
-                if is_another {
-                    self.reconnects_counter.add_one();
-                }
-                connection.live = Some(Arc::clone(live));
+        // The entry exists, because the dial holds its lock.
+        if let Some(connection) = connections.iter_mut().find(|connection| connection.runtime == runtime) {
+            let is_another = std::mem::replace(&mut connection.has_had, true);
+            if is_another {
+                self.reconnects.fetch_add(1, Ordering::Relaxed);
+                self.reconnects_counter.add_one();
             }
-            None => {
-                let live = Some(Arc::clone(live));
-                connections.push(RuntimeConnection { runtime, live, has_had: true, dialing: Arc::default() });
-            }
+            connection.live = Some(Arc::clone(live));
         }
-    }
-
-    pub(super) fn reconnects(&self) -> u64 {
-        self.reconnects.load(Ordering::Relaxed)
     }
 }
 

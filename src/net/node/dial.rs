@@ -14,17 +14,20 @@
 //! replica.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{ConnectionAddr, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::dialects::publishing_question;
-use super::greeting::{check_server, hello_field, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable};
+use super::greeting::{
+    check_server, hello_field, info, is_replica, parse_time, parse_uptime, speaks_resp2, unreadable,
+};
+use super::in_flight::InFlightLimit;
 use super::push_handler::PushHandler;
 use super::relogin::Relogin;
 use super::steps::unsupported_address;
@@ -34,7 +37,7 @@ use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::Refusal;
 use crate::base::lease::{ClockSample, Moment};
 use crate::net::CLOCK;
-use crate::net::fault::{self, Fault};
+use crate::net::fault;
 use crate::net::pushed::OnPush;
 use crate::net::secrets::Login;
 
@@ -166,7 +169,7 @@ impl Connections {
         let mut login = Arc::new(self.secrets.login(&self.info, limit).await?);
         for _ in 1..MAX_LOGINS {
             let refused = match dial(Arc::clone(&login)).await {
-                Err(refused) if is_unauthenticated(&refused) => refused,
+                Err(refused @ DialFault::Refused(Refusal::Unauthenticated, _)) => refused,
                 dialed => return dialed,
             };
             login = Arc::new(self.secrets.login_after_refusal(&login, limit).await.ok_or(refused)?);
@@ -208,11 +211,6 @@ impl Connections {
 
     /// Dials a connection for subscriptions. Uses the address of the primary that was greeted last, if the name still
     /// has this address. Otherwise uses any address of the name.
-    pub(super) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
-        let (on_loss, on_push) = (&on_loss, &on_push);
-        self.with_newest_login(|login| async move { self.dial_link_with(&login, on_loss, on_push).await }).await
-    }
-
     async fn dial_link_with(&self, login: &Login, on_loss: &OnLoss, on_push: &OnPush) -> Result<Connection, DialFault> {
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(on_loss)));
@@ -234,20 +232,21 @@ impl Connections {
                 self.reach_among(addresses, choice).await
             }
             ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
-            other => Err(not_sent(Fault::of_dial(unsupported_address(other).into()))),
+            other => Err(not_sent(unsupported_address(other))),
         }
     }
 
     /// Connects to an address of a name.
     async fn reach_among(&self, mut addresses: Vec<SocketAddr>, choice: Choice<'_>) -> Result<Reached, DialFault> {
-        let mut primary = None;
-        match choice {
-            Choice::AllBut(tried) => addresses.retain(|address| !tried.contains(address)),
-            Choice::Primary | Choice::PrimaryFirst => {
-                let noted = self.departures.lock().primary;
-                primary = noted.filter(|noted| addresses.contains(noted));
+        let primary = match choice {
+            Choice::AllBut(tried) => {
+                addresses.retain(|address| !tried.contains(address));
+                None
             }
-        }
+            Choice::Primary | Choice::PrimaryFirst => {
+                self.departures.lock().primary.filter(|noted| addresses.contains(noted))
+            }
+        };
         if let Some(primary) = primary {
             let fault = match self.steps.connect(&[primary]).await {
                 Ok((stream, peer)) => {
@@ -284,15 +283,14 @@ impl Connections {
         let stream = self.steps.encrypt(reached.stream, info.addr(), &self.secrets).await?;
         let (check, subscribes) = (|hello| check_server(hello, self.limits.role), push_handler.is_subscribing());
         let logged_in = self.steps.log_in(stream, info.redis_settings(), push_handler, questions, check).await?;
-        let (connection, hello, answers) = logged_in;
+        let (mut connection, hello, answers) = logged_in;
         self.speaks_resp2.store(speaks_resp2(&hello), Ordering::Relaxed);
         // In RESP2, a connection that has subscribed takes no `AUTH`. If the server ends it, the next one logs in anew.
         let takes_auth = !subscribes || !speaks_resp2(&hello);
-        let relogin = |wire: &_| {
-            let relogin = takes_auth.then(|| Relogin::start(wire, login, &self.address, response_timeout));
-            relogin.flatten()
-        };
-        Ok((connection.with_relogin(relogin), hello, answers))
+        if takes_auth {
+            connection._relogin = Relogin::start(&connection.wire, login, &self.address, response_timeout);
+        }
+        Ok((connection, hello, answers))
     }
 
     async fn greet(
@@ -303,9 +301,7 @@ impl Connections {
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
     ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
-        let (time, mut of_server) = (redis::cmd("TIME"), redis::cmd("INFO"));
-        of_server.arg("server");
-        let publishing = publishing_question();
+        let (time, of_server, publishing) = (redis::cmd("TIME"), info("server"), publishing_question());
         let mut questions = vec![Request::Command(&publishing), Request::Command(&time)];
         if self.limits.role == Role::Voter {
             questions.push(Request::Command(&of_server));
@@ -316,28 +312,41 @@ impl Connections {
             && let Some(uptime) = answers.pop().and_then(|info| parse_uptime(&info))
         {
             // Counted from the answer: a moment that is too late delays a vote, and one that is too early could allow it.
-            let up_since = CLOCK.now().as_nanos().saturating_sub(u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX));
+            let up_since = CLOCK.now().before(uptime).as_nanos();
             // Several servers may have been greeted at this address. The latest of their starts counts, because
             // connections to an older server bring no answers any more.
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
-        let (name, version) = (named("server"), named("version"));
         let is_wanted = !self.has_one_primary() || !is_replica(&hello);
         let time = fault::reply(answers.swap_remove(1)).map_err(not_sent)?;
         self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
-        self.conditions.note_connected(&self.address, &name, &version);
+        self.conditions.note_connected(&self.address, &named("server"), &named("version"));
         self.note_time(server, sent, CLOCK.now());
-        let number = self.dialed.fetch_add(1, Ordering::Relaxed);
-        let clock_sample = ClockSample { sent, server };
-        let timeout = self.limits.response_timeout;
-        let live = OpenConnection::new(number, connection, clock_sample, Arc::clone(is_closed), timeout, sharing);
+        let live = OpenConnection {
+            number: self.dialed.fetch_add(1, Ordering::Relaxed),
+            connection,
+            clock_sample: Mutex::new(ClockSample { sent, server }),
+            is_closed: Arc::clone(is_closed),
+            opened: sent,
+            answered: AtomicU64::new(sent.as_nanos()),
+            space: InFlightLimit::new(self.limits.response_timeout),
+            is_apart: sharing == Sharing::Apart,
+        };
         Ok((Arc::new(live), if is_wanted { DialledPeer::Wanted } else { DialledPeer::Replica }))
     }
 }
 
 impl Node {
+    /// Dials a connection that carries only subscriptions. `on_push` receives the pushes of the server. `on_loss` runs
+    /// when the connection is lost.
+    pub(in crate::net) async fn dial_link(&self, on_loss: OnLoss, on_push: OnPush) -> Result<Connection, DialFault> {
+        let (connections, on_loss, on_push) = (&self.connections, &on_loss, &on_push);
+        let dial = |login: Arc<Login>| async move { connections.dial_link_with(&login, on_loss, on_push).await };
+        connections.with_newest_login(dial).await
+    }
+
     /// Leaves the server if `hello` shows that it is a replica. `hello` is the server's answer to `HELLO` on another
     /// connection.
     pub(in crate::net) fn note_role(&self, hello: &Value) {
@@ -347,12 +356,7 @@ impl Node {
     }
 }
 
-fn is_unauthenticated(fault: &DialFault) -> bool {
-    matches!(fault, DialFault::Refused(Refusal::Unauthenticated, _))
-}
-
 /// Kind of the server that was greeted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DialledPeer {
     Wanted,
     Replica,

@@ -22,13 +22,6 @@ pub(super) struct Dialects {
 }
 
 impl Dialects {
-    fn current(&self) -> Dialect {
-        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        let form = if is(&self.refuses_fast_form) { ScriptForm::Portable } else { ScriptForm::Fast };
-        let publish = if is(&self.publishes_plainly) { PublishCommand::Plain } else { PublishCommand::Sharded };
-        Dialect { form, publish }
-    }
-
     pub(super) fn forget_refusal(&self) {
         self.refuses_fast_form.store(false, Ordering::Relaxed);
     }
@@ -55,7 +48,11 @@ fn is_without_scripts(words: &str, dialect: Dialect) -> bool {
 
 impl Connections {
     pub(super) fn dialect(&self) -> Dialect {
-        self.dialects.current()
+        let Dialects { refuses_fast_form, publishes_plainly } = &self.dialects;
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        let form = if is(refuses_fast_form) { ScriptForm::Portable } else { ScriptForm::Fast };
+        let publish = if is(publishes_plainly) { PublishCommand::Plain } else { PublishCommand::Sharded };
+        Dialect { form, publish }
     }
 
     /// Returns the meaning of a fault of a script call. If the server has refused the fast form of the script, nothing

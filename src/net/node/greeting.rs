@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::Role;
 use crate::base::error::Refusal;
@@ -19,8 +19,7 @@ pub(super) fn unreadable(question: &str) -> Fault {
 }
 
 pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
-    let Value::Array(parts) = reply else { return None };
-    let [secs, micros] = parts.as_slice() else { return None };
+    let [secs, micros] = list_items(reply)? else { return None };
     let number = |part: &Value| info_text(part)?.parse::<u64>().ok();
     // Envoy answers with all microseconds since 1970 in the second part.
     Some(ServerTime::from_micros(number(secs)?.checked_mul(1_000_000)?.checked_add(number(micros)? % 1_000_000)?))
@@ -28,7 +27,7 @@ pub(in crate::net) fn parse_time(reply: &Value) -> Option<ServerTime> {
 
 /// Returns the answer to `HELLO` of a server that does not know this command, made from its answers to `INFO server` and
 /// `INFO replication`. What the server does not tell is missing.
-pub(in crate::net) fn hello_of_info(server: &Value, replication: &Value) -> Value {
+pub(super) fn hello_of_info(server: &Value, replication: &Value) -> Value {
     let field = |info, name| info_field(info_text(info)?, name).map(str::to_owned);
     let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
     let valkey = field(server, "valkey_version").map(|version| ("valkey", version));
@@ -46,7 +45,7 @@ pub(in crate::net) fn hello_of_info(server: &Value, replication: &Value) -> Valu
 }
 
 /// Returns true if a connection with this answer to `HELLO` speaks RESP2.
-pub(in crate::net) fn speaks_resp2(hello: &Value) -> bool {
+pub(super) fn speaks_resp2(hello: &Value) -> bool {
     hello_value(hello, "proto") == Some(&Value::Int(2))
 }
 
@@ -57,6 +56,19 @@ pub(in crate::net) fn info_text(answer: &Value) -> Option<&str> {
         Value::VerbatimString { text, .. } | Value::SimpleString(text) => Some(text),
         _ => None,
     }
+}
+
+/// Returns the elements of a list.
+pub(in crate::net) fn list_items(answer: &Value) -> Option<&[Value]> {
+    match answer {
+        Value::Array(items) => Some(items),
+        _ => None,
+    }
+}
+
+/// Question for one section of the server's information.
+pub(in crate::net) fn info(section: &str) -> Cmd {
+    redis::cmd("INFO").arg(section).take()
 }
 
 /// Returns the value of the line `name:value` in the text of an answer to `INFO`.
@@ -74,7 +86,7 @@ pub(super) fn parse_uptime(info: &Value) -> Option<Duration> {
 
 /// Checks the answer of a server to `HELLO`. Refuses a server that is too old, or whose kind does not fit `role`.
 pub(super) fn check_server(hello: Value, role: Role) -> Result<(), Fault> {
-    let refuse = |refusal, message| Err(Fault::Refused { refusal, message });
+    let refuse = |refusal, message: String| Err(Fault::refusal(refusal, message));
     let unsupported = |what: &str| {
         let (redis, valkey) = (REDIS_OLDEST, VALKEY_OLDEST);
         let needs =
@@ -128,7 +140,7 @@ pub(in crate::net) fn hello_field(hello: &Value, name: &str) -> Option<String> {
     info_text(hello_value(hello, name)?).map(str::to_owned)
 }
 
-fn hello_value<'a>(hello: &'a Value, name: &str) -> Option<&'a Value> {
+pub(in crate::net) fn hello_value<'a>(hello: &'a Value, name: &str) -> Option<&'a Value> {
     let Value::Map(fields) = hello else { return None };
     fields.iter().find(|(key, _)| info_text(key) == Some(name)).map(|(_, value)| value)
 }

@@ -62,7 +62,7 @@ impl InFlightLimit {
             fastest: AtomicU64::new(u64::MAX),
             size: AtomicUsize::new(MIN_IN_FLIGHT),
             surplus: AtomicUsize::new(0),
-            shrunk: Mutex::new(Moment::from_nanos(0)),
+            shrunk: Mutex::new(Moment::START),
             returned: AtomicU64::new(0),
             response_timeout,
         }
@@ -70,11 +70,8 @@ impl InFlightLimit {
 
     /// Takes a permit if one is free at once and no other caller waits for it.
     pub(super) fn try_take(&self) -> Option<Permit<'_>> {
-        self.permits.try_acquire().ok().map(|permit| Permit {
-            space: self,
-            permit: Some(permit),
-            of: Precedence::InTurn,
-        })
+        let permit = self.permits.try_acquire().ok()?;
+        Some(Permit { space: self, permit: Some(permit), of: Precedence::InTurn })
     }
 
     /// Returns true if a caller would get a permit at once.

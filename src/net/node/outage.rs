@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::sync::futures::Notified;
 
 use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::{Refusal, Source};
@@ -30,7 +29,7 @@ pub(super) struct Outage {
     state: Mutex<OutageState>,
     pub(super) probe_task: SingleTask,
     /// Wakes the waiting callers when the node answers again.
-    answered: Notify,
+    pub(super) answered: Notify,
 }
 
 #[derive(Default)]
@@ -93,11 +92,6 @@ impl Outage {
     /// Returns the error that began the outage.
     pub(super) fn source(&self) -> Option<Source> {
         self.state.lock().source.clone()
-    }
-
-    /// Returns a future that resolves when the node answers again.
-    pub(super) fn next_answer(&self) -> Notified<'_> {
-        self.answered.notified()
     }
 
     /// Returns true if a caller waits for the node now, or began to wait since the last call of this function.

@@ -6,36 +6,35 @@
 
 use std::sync::{Arc, Weak};
 
+use super::Node;
 use super::connections::Connections;
 use super::outage::Waits;
 use crate::base::single_task::Running;
 use crate::net::fault::Fault;
 
-impl Connections {
+impl Node {
     /// Waits until the node answers again. Returns at once if the node is not in an outage. Fails after one response
     /// timeout, so that the caller can decide whether to wait again.
-    pub(super) async fn wait_for_answer(self: &Arc<Self>) -> Result<(), Fault> {
-        if !self.outage.is() {
+    pub(in crate::net) async fn wait_for_answer(&self) -> Result<(), Fault> {
+        let outage = &self.connections.outage;
+        if !outage.is() {
             return Ok(());
         }
-        let answer = self.outage.next_answer();
+        let answer = outage.answered.notified();
         tokio::pin!(answer);
         // The future `answer` is enabled before the second check of the outage. Otherwise an answer between that check
         // and the wait would not wake this caller.
         answer.as_mut().enable();
-        let _waits = Waits::begin(&self.outage);
-        if !self.outage.is() {
+        let _waits = Waits::begin(outage);
+        if !outage.is() {
             return Ok(());
         }
-        self.probe();
-        let in_time = tokio::time::timeout(self.limits.response_timeout, answer).await;
-        in_time.map_err(|_| Fault::NotSent(self.outage.source()))
-    }
-
-    fn probe(self: &Arc<Self>) {
-        if let Some(running) = self.outage.probe_task.begin() {
-            self.background_runtime.spawn(probe(Arc::downgrade(self), running));
+        if let Some(running) = outage.probe_task.begin() {
+            let connections = Arc::downgrade(&self.connections);
+            self.connections.background_runtime.spawn(probe(connections, running));
         }
+        let in_time = tokio::time::timeout(self.limits.response_timeout, answer).await;
+        in_time.map_err(|_| Fault::NotSent(outage.source()))
     }
 }
 
@@ -44,10 +43,9 @@ async fn probe(connections: Weak<Connections>, mut running: Running) {
     while let Some(connections) = connections.upgrade() {
         let outage = &connections.outage;
         if !outage.is() || !outage.is_wanted() || is_answered(&connections).await {
-            match running.end_unless(|| outage.is_waited_for() && outage.is()) {
-                Some(goes_on) => running = goes_on,
-                None => return,
-            }
+            let goes_on = running.end_unless(|| outage.is_waited_for() && outage.is());
+            let Some(goes_on) = goes_on else { return };
+            running = goes_on;
             continue;
         }
         let pause = outage.pause();

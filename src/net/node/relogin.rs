@@ -21,7 +21,7 @@ use crate::net::issuer::{Issued, Issuer};
 use crate::net::secrets::Login;
 
 /// Task that sends new credentials on one connection. The task ends when this value is dropped.
-pub(in crate::net) struct Relogin(AbortHandle);
+pub(super) struct Relogin(AbortHandle);
 
 impl Drop for Relogin {
     fn drop(&mut self) {
@@ -34,7 +34,8 @@ impl Relogin {
     /// credentials, because they do not change then.
     pub(super) fn start(wire: &Wire, login: &Login, node: &Arc<str>, response_timeout: Duration) -> Option<Self> {
         let (issuer, number) = login.issuer.clone()?;
-        let open = OpenLogin { wire: wire.sender(), issuer, number, node: Arc::clone(node), response_timeout };
+        let open =
+            OpenLogin { wire: Arc::clone(&wire.shared), issuer, number, node: Arc::clone(node), response_timeout };
         Some(Self(process::spawn(open.follow()).abort_handle()))
     }
 }

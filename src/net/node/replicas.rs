@@ -23,9 +23,9 @@ use redis::{Cmd, Value};
 
 use super::connection::Request;
 use super::connections::{Connections, OpenConnection};
-use super::greeting::{info_field, info_text};
+use super::greeting::{info, info_field, info_text, list_items};
 use crate::base::durability::Replicas;
-use crate::base::error::{NotPrimary, Refusal};
+use crate::base::error::NotPrimary;
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
@@ -71,7 +71,7 @@ impl RequiredReplicas {
         Self {
             replicas,
             names,
-            newest: Mutex::new(None),
+            newest: Mutex::default(),
             cluster_id: Mutex::default(),
             looking: tokio::sync::Mutex::default(),
         }
@@ -156,13 +156,11 @@ impl RequiredReplicas {
         connections: &Arc<Connections>,
         live: &Arc<OpenConnection>,
     ) -> Result<(Vec<String>, NamedReplicas), Fault> {
-        let mut my_id = redis::cmd("CLUSTER");
-        my_id.arg("MYID");
+        let my_id = redis::cmd("CLUSTER").arg("MYID").take();
         for _ in 0..2 {
             let known = self.cluster_id.lock().clone();
-            let mut of_id = redis::cmd("CLUSTER");
-            of_id.arg("REPLICAS").arg(known.as_deref());
-            let info = info();
+            let of_id = redis::cmd("CLUSTER").arg("REPLICAS").arg(known.as_deref()).take();
+            let info = info("replication");
             let mut questions = vec![&info, &my_id];
             questions.extend(known.is_some().then_some(&of_id));
             let mut answers = ask_all(connections, live, &questions).await?.into_iter();
@@ -187,12 +185,8 @@ fn count_replicas(named: &[String], attached: &[String]) -> u64 {
     counts.values().map(|(named, attached)| named.max(attached)).sum()
 }
 
-fn info() -> Cmd {
-    redis::cmd("INFO").arg("replication").take()
-}
-
 async fn ask_attached(connections: &Arc<Connections>, live: &Arc<OpenConnection>) -> Result<Vec<String>, Fault> {
-    let answer = ask_all(connections, live, &[&info()]).await?.pop();
+    let answer = ask_all(connections, live, &[&info("replication")]).await?.pop();
     read_attached(connections, live, &answer.unwrap_or_else(|| Err(unreadable("INFO")))?)
 }
 
@@ -235,17 +229,15 @@ fn read_attached(connections: &Connections, live: &OpenConnection, info: &Value)
 
 /// Reads the IP addresses from an answer to `CLUSTER REPLICAS`. Each line has the form `<id> <ip>:<port>@<bus port> …`.
 fn read_named(reply: &Value) -> Option<Vec<String>> {
-    let Value::Array(lines) = reply else { return None };
     let of_replica = |line: &Value| {
         let address = info_text(line)?.split(' ').nth(1)?.split('@').next()?;
         Some(address.rsplit_once(':')?.0.to_owned())
     };
-    lines.iter().map(of_replica).collect()
+    list_items(reply)?.iter().map(of_replica).collect()
 }
 
 fn unreadable(question: &str) -> Fault {
-    let message = format!("the server has answered {question} with something else");
-    Fault::Refused { refusal: Refusal::Other, message }
+    Fault::unreadable("the server", question)
 }
 
 #[cfg(test)]

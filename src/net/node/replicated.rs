@@ -36,10 +36,10 @@ use super::{Admission, CallAnswer, reply_if_admitted};
 use crate::base::cork::after_step;
 use crate::base::durability::Durability;
 use crate::base::error::Refusal;
-use crate::base::lease::{self, Moment, ServerTime};
+use crate::base::lease::{Moment, ServerTime};
 use crate::base::process;
 use crate::net::CLOCK;
-use crate::net::fault::{Answer, Fault};
+use crate::net::fault::Fault;
 use crate::net::script::Dialect;
 use crate::net::{Call, gives_hold};
 
@@ -78,7 +78,7 @@ impl ReplicatedConnections {
     pub(super) async fn ask(&self, job: ReplicatedCalls) -> Result<Vec<CallAnswer>, Fault> {
         let pool = self.pool();
         let (answers, answer) = oneshot::channel();
-        if pool.put(ReplicatedJob { calls: job, answers }) {
+        if pool.state.lock().put(ReplicatedJob { calls: job, answers }) {
             let pool = Arc::clone(&pool);
             after_step(move || pool.start());
         }
@@ -94,7 +94,7 @@ impl ReplicatedConnections {
         if let Some((_, pool)) = pools.iter().find(|(of, _)| *of == runtime) {
             return Arc::clone(pool);
         }
-        pools.retain(|(_, pool)| pool.is_busy());
+        pools.retain(|(_, pool)| pool.state.lock().busy > 0);
         let pool = Arc::new(ReplicatedPool {
             connections: Arc::clone(&self.connections),
             required: Arc::clone(&self.required),
@@ -153,7 +153,8 @@ struct ReplicatedState {
 }
 
 impl ReplicatedState {
-    /// Adds a batch to the present step. Returns true if it is the first one.
+    /// Adds a batch to the present step. Returns true if it is the first one: its caller must call
+    /// [`start`](ReplicatedPool::start) after the step, which is enough for the later batches too.
     fn put(&mut self, job: ReplicatedJob) -> bool {
         self.step.push(job);
         self.step.len() == 1
@@ -194,16 +195,6 @@ impl ReplicatedState {
 }
 
 impl ReplicatedPool {
-    fn is_busy(&self) -> bool {
-        self.state.lock().busy > 0
-    }
-
-    /// Adds a batch. Returns true if the caller must call [`start`](Self::start) after the present step. Otherwise the
-    /// call that an earlier batch has made due is enough.
-    fn put(&self, job: ReplicatedJob) -> bool {
-        self.state.lock().put(job)
-    }
-
     /// Lets a connection send the waiting batches. If all connections are busy, the next free one sends them.
     fn start(self: &Arc<Self>) {
         let mut state = self.state.lock();
@@ -227,17 +218,13 @@ impl ReplicatedPool {
 
     /// Returns the fault of calls that were sent at `sent` and got no answer.
     fn unknown_fault(&self, sent: Moment) -> Fault {
-        let span = lease::max_delay(self.connections.limits.response_timeout, self.connections.limits.max_clock_skew);
-        Fault::Unknown { arrives_until: sent.after(span), source: None }
+        Fault::Unknown { arrives_until: self.connections.limits.arrives_until(sent), source: None }
     }
 
     /// Copies the fault of one call for another call of the same pipeline.
     fn copy(&self, fault: &Fault, sent: Moment) -> Fault {
         match fault {
-            Fault::Unknown { arrives_until, source } => {
-                Fault::Unknown { arrives_until: *arrives_until, source: source.clone() }
-            }
-            Fault::Broken { refusal, message } => Fault::Broken { refusal: *refusal, message: message.clone() },
+            Fault::Unknown { .. } | Fault::Broken { .. } => fault.clone(),
             _ => self.unknown_fault(sent),
         }
     }
@@ -382,7 +369,7 @@ fn read_acknowledged(reply: Value, sent: Moment) -> Result<u64, Fault> {
         other => return Err(Fault::Broken { refusal: Refusal::Other, message: format!("{other:?} to WAIT") }),
     };
     let text = format!("{} {}", words.code(), words.details().unwrap_or_default());
-    let unknown = Fault::Unknown { arrives_until: sent, source: Some(Answer::error(text)) };
+    let unknown = Fault::unknown(sent, text);
     // The server became a replica during the `WAIT`. It had executed the scripts before that, so they cannot run again
     // later. The time until which a copy may arrive is therefore already over.
     if is_of_replica(&words) {

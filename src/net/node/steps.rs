@@ -13,7 +13,7 @@ use redis::{Cmd, ConnectionAddr, RedisConnectionInfo, RedisError, Value};
 
 use super::connection::{Connection, Request};
 use super::connections::{DialFault, not_sent};
-use super::greeting::{hello_of_info, unreadable};
+use super::greeting::{hello_of_info, info, unreadable};
 use super::push_handler::PushHandler;
 use super::wire::{AnswerMemory, Stream, Wire};
 use crate::base::error::Refusal;
@@ -70,14 +70,15 @@ impl Steps {
 
     /// Looks up the IP addresses of a host. Tests can choose the result for an `address`.
     pub(super) async fn look_up(&self, address: &str, host: &str, port: u16) -> Result<Vec<SocketAddr>, DialFault> {
-        let looking_up = look_up(address, host, port);
-        self.take(Step::Name, looking_up).await
+        self.take(Step::Name, look_up(address, host, port)).await
     }
 
     /// Connects to all of these addresses at the same time, and returns the connection that is ready first.
     pub(super) async fn connect(&self, addresses: &[SocketAddr]) -> Result<(Stream, SocketAddr), DialFault> {
         if addresses.is_empty() {
-            return Err(not_sent(Fault::of_dial(no_address().into())));
+            return Err(not_sent(Fault::of_dial(
+                io::Error::new(io::ErrorKind::NotFound, "the host has no address").into(),
+            )));
         }
         self.take(Step::Tcp, Stream::connect_tcp(addresses)).await
     }
@@ -155,7 +156,6 @@ impl Steps {
         settings: &RedisConnectionInfo,
         questions: &[Request<'_>],
     ) -> Result<(Value, Vec<Value>), DialFault> {
-        let info = |section: &str| redis::cmd("INFO").arg(section).take();
         let commands = [vec![auth(settings), info("server"), info("replication")], after_login(settings)].concat();
         let login = commands.iter().map(Request::Command).chain(questions.iter().copied());
         let mut answers = self.take(Step::Greeting, connection.ask_all(&login.collect::<Vec<_>>())).await?.into_iter();
@@ -213,7 +213,7 @@ pub(in crate::net) async fn ask_once(
             steps.encrypt(stream, address, secrets).await?
         }
         ConnectionAddr::Unix(path) => steps.connect_path(path).await?,
-        other => return Err(Fault::of_dial(unsupported_address(other).into())),
+        other => return Err(unsupported_address(other)),
     };
     let admits = |hello| match fault::reply(hello) {
         Err(Fault::Refused { refusal: Refusal::Other, .. }) | Ok(_) => Ok(()),
@@ -281,12 +281,8 @@ fn is_unknown(hello: &Value, settings: &RedisConnectionInfo) -> bool {
     }
 }
 
-fn no_address() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "the host has no address")
-}
-
-pub(super) fn unsupported_address(address: &ConnectionAddr) -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, address.to_string())
+pub(super) fn unsupported_address(address: &ConnectionAddr) -> Fault {
+    Fault::of_dial(io::Error::new(io::ErrorKind::Unsupported, address.to_string()).into())
 }
 
 #[cfg(test)]

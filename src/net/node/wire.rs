@@ -19,6 +19,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,13 +32,14 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::task::AbortHandle;
 
-use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, too_much};
+use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, garbage, too_much};
 use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::push_handler::PushHandler;
 use crate::base::attempt::BoxFuture;
 use crate::base::cork::{after_step, is_corked};
 use crate::base::process::{self, Process};
+use crate::net::CountGuard;
 
 #[cfg(feature = "tls")]
 mod encrypted;
@@ -57,8 +59,9 @@ pub(super) type AllAndLast<'a> =
     (BoxFuture<'a, Result<Vec<Value>, RedisError>>, BoxFuture<'a, Result<Value, RedisError>>);
 
 /// Multiplexed connection. It ends when this value is dropped, or when the runtime that dialled it ends.
-pub(in crate::net) struct Wire {
-    shared: Arc<WireShared>,
+pub(super) struct Wire {
+    /// Part of the wire that sends requests and does not keep the wire open.
+    pub(super) shared: Arc<WireShared>,
     driver: AbortHandle,
 }
 
@@ -77,22 +80,6 @@ pub(super) struct WireShared {
     driver: AtomicWaker,
     /// Number of callers that wait for the slot map of a cluster.
     maps: AtomicUsize,
-}
-
-/// Caller that waits for the slot map of a cluster. The wire counts the caller until this value is dropped.
-struct AwaitedMap<'a>(&'a WireShared);
-
-impl<'a> AwaitedMap<'a> {
-    fn new(shared: &'a WireShared) -> Self {
-        shared.maps.fetch_add(1, Ordering::AcqRel);
-        Self(shared)
-    }
-}
-
-impl Drop for AwaitedMap<'_> {
-    fn drop(&mut self) {
-        self.0.maps.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 #[derive(Default)]
@@ -202,7 +189,7 @@ impl WireState {
                 self.waiting.push_front(Requester::All(pipeline));
                 Ok(None)
             }
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing")),
+            None => Err(garbage("an answer to nothing")),
         }
     }
 
@@ -265,14 +252,9 @@ impl Wire {
         self.shared.ask(encode).await
     }
 
-    /// Returns the part of the wire that sends requests and does not keep the wire open.
-    pub(super) fn sender(&self) -> Arc<WireShared> {
-        Arc::clone(&self.shared)
-    }
-
     /// Asks for the slot map of a cluster, which may be larger than other answers.
     pub(super) async fn ask_for_map(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
-        let _awaited = AwaitedMap::new(&self.shared);
+        let _awaited = CountGuard::new(&self.shared.maps, 1);
         self.ask(encode).await
     }
 
@@ -365,7 +347,7 @@ impl WireShared {
         state.unsent += N;
         if !is_corked() {
             self.write(state);
-        } else if !std::mem::replace(&mut state.is_write_due, true) {
+        } else if !mem::replace(&mut state.is_write_due, true) {
             drop(state);
             let shared = Arc::clone(self);
             after_step(move || shared.write(shared.state.lock()));
@@ -380,7 +362,7 @@ impl WireShared {
             // The result is ignored, because the driver handles a full socket and a broken socket.
             Self::write_once(&mut state).unwrap_or_default();
         }
-        let calls = state.has_something_to_write() && !std::mem::replace(&mut state.is_driver_called, true);
+        let calls = state.has_something_to_write() && !mem::replace(&mut state.is_driver_called, true);
         drop(state);
         if calls {
             self.driver.wake();
@@ -393,10 +375,10 @@ impl WireShared {
         let writer = state.writer()?;
         if state.current.is_empty() {
             let state = &mut **state;
-            std::mem::swap(&mut state.current, &mut state.next);
+            mem::swap(&mut state.current, &mut state.next);
             state.unsent = 0;
         }
-        let (mut bytes, written) = (std::mem::take(&mut state.current), state.written);
+        let (mut bytes, written) = (mem::take(&mut state.current), state.written);
         state.is_writing = true;
         let wrote = MutexGuard::unlocked(state, || writer.try_write(&bytes[written..]));
         state.is_writing = false;
@@ -418,7 +400,7 @@ impl WireShared {
     fn end(&self, reason: RedisError) {
         let mut state = self.state.lock();
         state.end.get_or_insert(reason);
-        let (waiting, writer) = (std::mem::take(&mut state.waiting), state.writer.take());
+        let (waiting, writer) = (mem::take(&mut state.waiting), state.writer.take());
         // A dropped sender wakes its caller, so the mutex is released first.
         drop(state);
         drop((waiting, writer));
@@ -476,7 +458,7 @@ impl WireDriver {
         if !self.has_something_to_write() {
             return Ok(());
         }
-        if !std::mem::replace(&mut self.has_let_others_go_along, true) {
+        if !mem::replace(&mut self.has_let_others_go_along, true) {
             // Other tasks run first, because they may append further requests for the same write.
             cx.waker().wake_by_ref();
             return Ok(());
@@ -600,7 +582,7 @@ impl Inbox {
             // allowed answer and one read.
             let longest = MAX_BYTES + READ_BYTES;
             if self.filled >= longest {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "an answer that is too long")));
+                return Poll::Ready(Err(garbage("an answer that is too long")));
             }
             self.bytes.resize((self.filled * 2).min(longest), 0);
         }
@@ -619,9 +601,9 @@ impl Inbox {
         let mut begin = 0;
         while let Some((frame, length)) = self.scan.first(&self.bytes[begin..self.filled])? {
             begin += length;
-            take(frame, self.scan.weight(), self.reservation.hand_over())?;
+            take(frame, self.scan.weight, self.reservation.hand_over())?;
         }
-        self.reservation.change(self.scan.announced_bytes())?;
+        self.reservation.change(self.scan.announced)?;
         // Decoded bytes are removed only if a whole answer was decoded. While one long answer arrives in pieces, no
         // bytes are moved, because each piece would move all earlier pieces again.
         if begin > 0 {

@@ -17,8 +17,8 @@ use redis::{RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::channel::{LinkId, Purpose};
-use super::{Origin, PushShared, Subscriptions};
+use super::channel::{Channel, LinkId, Purpose};
+use super::{Origin, PushShared};
 use crate::base::error::Refusal;
 use crate::base::events;
 use crate::base::lease::Moment;
@@ -109,11 +109,8 @@ impl LinkRun {
         let mut pause = Duration::ZERO;
         loop {
             let began = Instant::now();
-            let lost = match self.serve().await {
-                Ok(never) => match never {},
-                Err(lost) => lost,
-            };
-            self.shared.unconfirm(self.link);
+            let Err(lost) = self.serve().await;
+            self.shared.subscriptions.lock().unconfirm(self.link);
             self.shared.notify_break();
             events::link_lost(self.node.address(), &lost);
             match lost {
@@ -133,12 +130,16 @@ impl LinkRun {
 
     /// Dials one connection, and serves it until it is lost.
     async fn serve(&self) -> Result<std::convert::Infallible, Lost> {
-        let origin = self.begin()?;
+        let (origin, fresh) = self.begin()?;
         let connection = self.dial(origin).await?;
-        let refresh_at = Instant::now() + self.shared.pace.refresh;
-        let (ping_at, role_at) = (Instant::now(), Instant::now() + ROLE_PAUSE);
-        let mut deadlines = LinkDeadlines { refresh_at, ping_at, role_at, again: Vec::new(), refused: BTreeSet::new() };
-        let fresh = self.fresh()?;
+        let now = Instant::now();
+        let mut deadlines = LinkDeadlines {
+            refresh_at: now + self.shared.pace.refresh,
+            ping_at: now,
+            role_at: now + ROLE_PAUSE,
+            again: Vec::new(),
+            refused: BTreeSet::new(),
+        };
         loop {
             let has_cached_hold = self.ping(&connection, &mut deadlines, &fresh).await?;
             let is_watched = self.ask_role(&connection, &mut deadlines).await?;
@@ -159,11 +160,6 @@ impl LinkRun {
             fresh.on_answer(sent);
             self.resolve(origin, &batch, replies)?;
         }
-    }
-
-    fn fresh(&self) -> Result<Arc<Liveness>, Lost> {
-        let subscriptions = self.shared.subscriptions.lock();
-        subscriptions.links.get(&self.link).map(|link| Arc::clone(&link.fresh)).ok_or(Lost::Unused)
     }
 
     /// Pings the node, if a ping is due and a cached hold may depend on this link. Returns true if a cached hold may
@@ -203,9 +199,8 @@ impl LinkRun {
     /// Asks a single node whether it is still a primary, if the question is due and a waiter waits. Returns true for a
     /// single node, which must be asked again later.
     async fn ask_role(&self, connection: &Connection, deadlines: &mut LinkDeadlines) -> Result<bool, Lost> {
-        let waits = |subscriptions: &Subscriptions| {
-            let here = subscriptions.channels.values().filter(|channel| channel.is_confirmed_at(self.link));
-            here.filter(|channel| channel.purpose == Purpose::Turns).any(|channel| !channel.listeners.is_empty())
+        let waits = |channel: &Channel| {
+            channel.is_confirmed_at(self.link) && channel.purpose == Purpose::Turns && !channel.listeners.is_empty()
         };
         if !self.shared.slot_owners.is_single() {
             return Ok(false);
@@ -214,7 +209,7 @@ impl LinkRun {
             return Ok(true);
         }
         deadlines.role_at = Instant::now() + ROLE_PAUSE;
-        if waits(&self.shared.subscriptions.lock()) {
+        if self.shared.subscriptions.lock().channels.values().any(|channel| waits(channel)) {
             let most = self.shared.pace.response_timeout;
             let hello = if self.node.speaks_resp2() {
                 // Asked on another connection, whose silence says nothing about this one.
@@ -230,7 +225,7 @@ impl LinkRun {
 
     /// Prepares the link for a new connection. No channel is subscribed on the new connection, so all channels of the
     /// link must be checked.
-    fn begin(&self) -> Result<Origin, Lost> {
+    fn begin(&self) -> Result<(Origin, Arc<Liveness>), Lost> {
         let subscriptions = &mut *self.shared.subscriptions.lock();
         let connection = subscriptions.next_number().get();
         let link = subscriptions.links.get_mut(&self.link).ok_or(Lost::Unused)?;
@@ -239,20 +234,21 @@ impl LinkRun {
         link.awaited.clear();
         link.must_prove = false;
         // A new value replaces the old one, so that cached holds cannot depend on the earlier connection any more.
-        link.fresh = Arc::new(Liveness::until(link.node.id(), Moment::from_nanos(0)));
+        let fresh = Arc::new(Liveness::until(link.node.id(), Moment::START));
+        link.fresh = Arc::clone(&fresh);
         link.asked = None;
         link.proven = None;
         link.leftovers.clear();
         let ours = subscriptions.channels.iter().filter(|(_, channel)| channel.owner_link == Some(self.link));
         link.todo = ours.map(|(name, _)| Arc::clone(name)).collect();
-        Ok(Origin { link: self.link, connection })
+        Ok((Origin { link: self.link, connection }, fresh))
     }
 
     async fn dial(&self, origin: Origin) -> Result<Connection, Lost> {
         // The references are weak, because a cycle would form otherwise: this task owns the connection, and the
         // connection owns these handlers.
         let (for_loss, for_push) = (Arc::downgrade(&self.shared), Arc::downgrade(&self.shared));
-        let on_loss = move || for_loss.upgrade().into_iter().for_each(|shared| shared.lose(origin));
+        let on_loss = move || for_loss.upgrade().into_iter().for_each(|shared| shared.replace(origin, Lost::Closed));
         let on_push =
             move |pushed: Pushed<'_>| for_push.upgrade().into_iter().for_each(|shared| shared.take(origin, pushed));
         Ok(self.node.dial_link(Arc::new(on_loss), Arc::new(on_push)).await?)
@@ -338,7 +334,11 @@ impl LinkRun {
                 (Verb::Subscribe, Err(fault)) => self.on_refusal(channel, fault, &details)?,
                 // A refused unsubscription means that the slot has moved. The server has then ended the subscription
                 // itself.
-                (Verb::Unsubscribe, _) => self.shared.forget_subscribed(origin, channel),
+                (Verb::Unsubscribe, _) => {
+                    if let Some(link) = self.shared.subscriptions.lock().current(origin) {
+                        link.leftovers.remove(channel);
+                    }
+                }
                 (Verb::Subscribe, Ok(_)) => {}
             }
         }
@@ -383,18 +383,16 @@ impl LinkRun {
         }
         let mut subscriptions = self.shared.subscriptions.lock();
         self.shared.place(&mut subscriptions, name);
-        let is_still_ours =
-            subscriptions.channels.get(name).is_some_and(|channel| channel.owner_link == Some(self.link));
-        if let Some(link) = subscriptions.links.get_mut(&self.link).filter(|_| is_still_ours) {
+        if subscriptions.channels.get(name).is_some_and(|channel| channel.owner_link == Some(self.link))
+            && let Some(link) = subscriptions.links.get_mut(&self.link)
+        {
             link.look_at(name);
         }
         drop(subscriptions);
         self.shared.notify_break();
         Ok(())
     }
-}
 
-impl LinkRun {
     /// Logs a refusal. Without a subscription waiters wait longer, and only this log message gives the reason.
     fn tell_refusal(&self, message: &str) {
         let node = self.node.address();
@@ -427,18 +425,6 @@ impl Verb {
         match self {
             Self::Subscribe => Pushed::Subscribed { channel },
             Self::Unsubscribe => Pushed::Unsubscribed { channel },
-        }
-    }
-}
-
-impl PushShared {
-    fn unconfirm(&self, link: LinkId) {
-        self.subscriptions.lock().unconfirm(link);
-    }
-
-    fn forget_subscribed(&self, from: Origin, channel: &str) {
-        if let Some(link) = self.subscriptions.lock().current(from) {
-            link.leftovers.remove(channel);
         }
     }
 }

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// First pause between two checks while a channel has no owner link.
 const MIN_LINK_PAUSE: Duration = Duration::from_millis(100);
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq)]
 enum MaintenanceOutcome {
     /// No channel exists any more, so the task ends.
     Nothing,
@@ -135,7 +135,7 @@ impl Subscriptions {
 
     fn forget_lingering_since(&mut self, moment: Option<Instant>) {
         for purpose in [Purpose::Turns, Purpose::Recalls] {
-            while let Some(oldest) = self.lingering_of(purpose).first_entry() {
+            while let Some(oldest) = self.lingering[purpose as usize].first_entry() {
                 let (_, since) = oldest.get();
                 if moment.is_none_or(|moment| *since > moment) {
                     break;

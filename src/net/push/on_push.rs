@@ -1,8 +1,9 @@
 //! Handling of the pushes on a link. The task that reads the connection calls these functions.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::channel::ChannelNotification;
+use super::channel::{ChannelNotification, LinkId};
 use super::link::Lost;
 use super::{Link, Origin, PushShared, Subscriptions};
 use crate::base::attempt::Notification;
@@ -39,7 +40,7 @@ impl PushShared {
         let is_of_owner_link = channel.owner_link == Some(from.link);
         // Messages on a connection that was given up do not count. Nothing is lost, because the waiters ask the server
         // again after the next confirmation.
-        let link = subscriptions.links.get_mut(&from.link).filter(|link| link.connection == from.connection)?;
+        let link = current_link(&mut subscriptions.links, from)?;
         let clock_sample = if is_of_owner_link { self.clock_sample(link) } else { None };
         Some(channel.notification((channel.read)(message, clock_sample)))
     }
@@ -78,12 +79,8 @@ impl PushShared {
         }
     }
 
-    pub(super) fn lose(&self, from: Origin) {
-        self.replace(from, Lost::Closed);
-    }
-
     /// Gives up a connection. Pushes that arrive on this connection later do not count.
-    fn replace(&self, from: Origin, lost: Lost) {
+    pub(super) fn replace(&self, from: Origin, lost: Lost) {
         let mut subscriptions = self.subscriptions.lock();
         if let Some(link) = subscriptions.current(from) {
             link.lost = Some(lost);
@@ -96,7 +93,7 @@ impl PushShared {
 }
 
 /// Meaning of a confirmation that a server has pushed.
-pub(super) enum Confirmation {
+enum Confirmation {
     Wanted(ChannelNotification),
     /// The channel is no longer wanted on this link, or the connection was given up.
     NotWanted,
@@ -104,10 +101,14 @@ pub(super) enum Confirmation {
     Unasked,
 }
 
+fn current_link(links: &mut HashMap<LinkId, Link>, from: Origin) -> Option<&mut Link> {
+    links.get_mut(&from.link).filter(|link| link.connection == from.connection)
+}
+
 impl Subscriptions {
     /// Returns the link on which a push arrived. Returns `None` if the connection of the push was given up.
     pub(super) fn current(&mut self, from: Origin) -> Option<&mut Link> {
-        self.links.get_mut(&from.link).filter(|link| link.connection == from.connection)
+        current_link(&mut self.links, from)
     }
 
     /// Notes the end of a subscription. Returns true if the channel is still wanted on this link, so that it must be
@@ -142,9 +143,7 @@ impl Subscriptions {
 
     fn confirm(&mut self, from: Origin, name: &str) -> Confirmation {
         let epoch = self.next_number().get();
-        let Some(link) = self.links.get_mut(&from.link).filter(|link| link.connection == from.connection) else {
-            return Confirmation::NotWanted;
-        };
+        let Some(link) = current_link(&mut self.links, from) else { return Confirmation::NotWanted };
         // Usually finds the first entry, because confirmations arrive in the order of the commands.
         let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
             return Confirmation::Unasked;

@@ -224,7 +224,7 @@ fn id_of(text: &[u8]) -> Option<Arc<str>> {
 /// Reads a recall: `<last_token>`, or `<last_token> <id>` from a try. Any other message becomes a recall with a token
 /// below all others, which recalls no hold.
 pub(super) fn read_recall(message: &[u8], _: Option<ClockSample>) -> Notification {
-    parse_recall(message).unwrap_or(Notification::Called { token: FencingToken::LOWEST, id: None })
+    parse_recall(message).unwrap_or(Notification::Called { token: FencingToken::ZERO, id: None })
 }
 
 fn parse_recall(message: &[u8]) -> Option<Notification> {

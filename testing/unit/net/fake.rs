@@ -93,8 +93,7 @@ pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send
 pub(super) fn node_at(addr: SocketAddr, options: &Options, role: Role, background: BackgroundRuntime) -> Arc<Node> {
     let info = parse_one(&format!("redis://{addr}"), &Tls::new()).expect("a URL");
     let limits = Limits::new(options, role);
-    let node = Node::new(&addr.to_string(), info, limits, background, Reports::for_test());
-    Arc::new(node.expect("a node"))
+    Arc::new(Node::new(&addr.to_string(), info, limits, background, Reports::for_test()))
 }
 
 /// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is

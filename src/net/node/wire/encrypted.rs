@@ -26,7 +26,7 @@ pub(super) struct Half(Arc<Mutex<Session>>);
 
 /// Write half, which encrypts. A drop of this value sends nothing, because after a `fork` the socket may belong to the
 /// parent process.
-pub(in crate::net::node) struct Writer(Arc<Mutex<Session>>);
+pub(super) struct Writer(Arc<Mutex<Session>>);
 
 pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
     let session = Arc::new(Mutex::new(Session { stream, taken: 0 }));

@@ -75,8 +75,8 @@ pub(super) struct Scan {
     pub(super) limit: Limit,
     /// Form of the pushes on this connection.
     pushes: PushForm,
-    /// Approximate memory of the present answer, according to the sizes that it has announced so far.
-    announced: usize,
+    /// Approximate memory of the present answer in bytes, according to the sizes that it has announced so far.
+    pub(super) announced: usize,
     /// Position at which the next part of the answer begins.
     at: usize,
     /// Number of bytes of the present line in which its end was already searched for.
@@ -87,7 +87,7 @@ pub(super) struct Scan {
     /// Number of list elements that the present answer has announced so far.
     elements: usize,
     /// Approximate memory of the last complete answer, in bytes.
-    weight: usize,
+    pub(super) weight: usize,
 }
 
 impl Scan {
@@ -106,16 +106,6 @@ impl Scan {
             }
             None => Ok(None),
         }
-    }
-
-    /// Returns the approximate memory of the last complete answer, in bytes.
-    pub(super) fn weight(&self) -> usize {
-        self.weight
-    }
-
-    /// Returns the approximate memory of the present, incomplete answer, in bytes.
-    pub(super) fn announced_bytes(&self) -> usize {
-        self.announced
     }
 
     fn end_of(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
@@ -277,7 +267,7 @@ pub(super) fn too_much(what: &str, limit: usize) -> io::Error {
     garbage(&format!("{what} of the server is longer than {limit} bytes, which is the limit"))
 }
 
-fn garbage(what: &str) -> io::Error {
+pub(super) fn garbage(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 

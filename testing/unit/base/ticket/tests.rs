@@ -5,7 +5,7 @@ const ID: &str = "0123456789abcdef0123456789abcdef.0.web:1";
 fn ticket(name: &str) -> (Key, Ticket) {
     let key = Key::new("rwlock", name).expect("valid");
     let id = AcquisitionId::of_ticket(ID).expect("that of a ticket");
-    let ticket = Ticket::new(&key, Mode::Write, (&id, FencingToken::LOWEST), Duration::from_secs(60));
+    let ticket = Ticket::new(&key, Mode::Write, (&id, FencingToken::ZERO), Duration::from_secs(60));
     (key, ticket)
 }
 

@@ -11,11 +11,9 @@ use crate::net::address::parse_all;
 use crate::net::fake::{TIME, command, hello};
 
 fn fleet_at(url: String, options: &Options) -> Arc<Fleet> {
-    let reports = Reports::for_test();
     let infos = parse_all(&[url], &Tls::new()).expect("valid");
     let background = BackgroundRuntime::On(tokio::runtime::Handle::current());
-    Fleet::cluster(infos, &Access::default(), &reports.secrets, options, background, &reports.conditions)
-        .expect("valid")
+    Fleet::cluster(infos, &Access::default(), Reports::for_test(), options, background).expect("valid")
 }
 
 async fn look_out_ends(fleet: &Fleet) {

@@ -24,16 +24,8 @@ static SCRIPT: Script = Script::new("return 1");
 impl Reports {
     pub(in crate::net) fn for_test() -> Self {
         let conditions = Conditions::new(ConditionsOf::default(), Duration::from_millis(100));
-        Self {
-            on_loss: None,
-            outages: Arc::default(),
-            conditions: Arc::new(conditions),
-            source: AddressSource::User,
-            secrets: Arc::new(
-                Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process).expect("no files"),
-            ),
-            replica_names: ReplicaNames::Nobody,
-        }
+        let secrets = Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process);
+        Self::new(&Arc::new(conditions), &Arc::new(secrets.expect("no files")))
     }
 }
 

@@ -21,7 +21,7 @@ fn node(addr: SocketAddr, tls: &Tls) -> Node {
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, Role::Standalone);
     let reports = Reports { secrets: secrets(tls), ..Reports::for_test() };
-    Node::new(&addr.to_string(), info, limits, BackgroundRuntime::Process, reports).expect("a node")
+    Node::new(&addr.to_string(), info, limits, BackgroundRuntime::Process, reports)
 }
 
 /// Returns the words of a fault and of all its sources.

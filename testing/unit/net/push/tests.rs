@@ -39,15 +39,15 @@ fn single(url: &str) -> (Push, Arc<Node>) {
 }
 
 fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
-    let info = parse_one(url, Topology::node(url).certificates()).expect("a URL");
+    let info = parse_one(url, &Topology::node(url).tls).expect("a URL");
     let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test()).expect("a node");
+    let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test());
     let node = Arc::new(node);
     (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, background(), pace), node)
 }
 
 fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
-    parse_all(urls, Topology::cluster(urls).certificates()).expect("URLs")
+    parse_all(urls, &Topology::cluster(urls).tls).expect("URLs")
 }
 
 /// Starts a server, and subscribes at it.
@@ -80,15 +80,9 @@ impl Stage {
     async fn of(cluster: Result<Cluster, impl std::fmt::Debug>, pace: Pace) -> Self {
         let cluster = cluster.expect("the cluster starts");
         let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
-        let fleet = Fleet::cluster(
-            infos(&cluster.urls()),
-            &Access::default(),
-            &Reports::for_test().secrets,
-            &options,
-            background(),
-            &Reports::for_test().conditions,
-        )
-        .expect("a cluster");
+        let fleet =
+            Fleet::cluster(infos(&cluster.urls()), &Access::default(), Reports::for_test(), &options, background())
+                .expect("a cluster");
         assert!(fleet.ready().await.is_ok(), "the cluster answers");
         // A main connection made between a confirmation and a message would make the waiters ask once more.
         for primary in cluster.primaries() {
@@ -383,10 +377,9 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
         sentinels.primary_name(),
         infos(&sentinels.urls()),
         &Access::default(),
-        &Reports::for_test().secrets,
+        Reports::for_test(),
         &Options::default(),
         background(),
-        &Reports::for_test().conditions,
     );
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };
