@@ -4,45 +4,31 @@
 use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Server};
-use redis_rwlock::{Error, NodeFinding, QuorumManager, RedisManager, Refusal, RwLockManager, Topology};
+use redis_rwlock::{NodeFinding, QuorumManager, Refusal, RwLockManager, Topology};
 use tokio::runtime::Handle;
 use tracing::Level;
 
-use crate::record::Recorder;
+use crate::errors::assert_refused;
+use crate::record::{Recorder, manager_here};
 use crate::servers::{ask, software};
-use crate::wait::{Outcome, bounded, until};
-
-/// A manager all of whose tasks report to this thread's recorder.
-fn manager(topology: impl Into<Topology>) -> RedisManager {
-    let builder = RedisManager::builder(topology).response_timeout(Duration::from_secs(2));
-    builder.background_on(Handle::current()).build().expect("valid")
-}
-
-fn count(recorder: &Recorder, what: &str) -> usize {
-    recorder.lines().iter().filter(|line| line.contains(what)).count()
-}
-
-/// Takes a lock and gives it back.
-async fn pair(manager: &dyn RwLockManager) -> redis_rwlock::Result<()> {
-    manager.write("cfg").await?.release().await
-}
+use crate::wait::{Outcome, bounded, pair, until, works};
 
 async fn idle_process_finds_its_server_again() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     let recorder = Recorder::at(Level::INFO);
-    let manager = manager(node.url());
-    pair(&manager).await.expect("granted");
+    let manager = manager_here(node.url());
+    works(&manager, "cfg").await;
     node.kill();
     // The test asks, because no lost release and no waiter does.
     until("it is told", async || {
         assert!(!manager.health().await.expect("asked").is_ready());
-        count(&recorder, "does not answer") == 1
+        recorder.count("does not answer") == 1
     })
     .await;
     node.restart().expect("the server starts");
     // No caller asks for anything now. The end of the outage comes by itself, in the log as in the gauge.
-    until("the end is told", async || count(&recorder, "answers again") == 1).await;
-    assert_eq!(count(&recorder, "connected to"), 1, "{:#?}", recorder.lines());
+    until("the end is told", async || recorder.count("answers again") == 1).await;
+    assert_eq!(recorder.count("connected to"), 1, "{:#?}", recorder.lines());
 }
 
 #[tokio::test]
@@ -56,15 +42,15 @@ async fn replaced_primary_is_found_again() {
     let stays = cluster.primaries().into_iter().find(|node| node.addr() != dies.addr()).expect("another one");
     let recorder = Recorder::at(Level::INFO);
     // The user does not name the node that dies, and it owns nothing afterwards, so the manager forgets it.
-    let manager = manager(Topology::cluster([stays.url()]));
-    pair(&manager).await.expect("granted");
+    let manager = manager_here(Topology::cluster([stays.url()]));
+    works(&manager, "cfg").await;
     dies.kill();
-    until("the failover is over", async || pair(&manager).await.is_ok()).await;
+    until("the failover is over", async || pair(&manager, "cfg").await.is_ok()).await;
     let back = format!("{} answers again", dies.addr());
-    assert_eq!((count(&recorder, "does not answer"), count(&recorder, &back)), (1, 0), "{:#?}", recorder.lines());
+    assert_eq!((recorder.count("does not answer"), recorder.count(&back)), (1, 0), "{:#?}", recorder.lines());
     dies.restart().expect("the server starts");
-    until("the end is told", async || count(&recorder, &back) == 1).await;
-    assert_eq!(count(&recorder, "connected to"), 1, "{:#?}", recorder.lines());
+    until("the end is told", async || recorder.count(&back) == 1).await;
+    assert_eq!(recorder.count("connected to"), 1, "{:#?}", recorder.lines());
 }
 
 #[tokio::test]
@@ -91,25 +77,25 @@ async fn full_memory_is_told_once_and_its_end(user: Option<&str>) {
     let recorder = Recorder::at(Level::INFO);
     let url =
         user.map_or_else(|| node.url(), |user| node.url().replace("redis://", &format!("redis://{user}:secret@")));
-    let manager = manager(url);
-    pair(&manager).await.expect("granted");
+    let manager = manager_here(url);
+    works(&manager, "cfg").await;
     assert!(manager.health().await.expect("asked").is_ready());
     ask(&node, &["CONFIG", "SET", "maxmemory", "1"]);
     for _ in 0..3 {
         let error = manager.try_write("cfg").await.expect_err("there is no memory");
-        assert_matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. });
+        assert_refused(&error, Refusal::OutOfMemory);
     }
-    assert_eq!(count(&recorder, "memory is full"), 1, "{:#?}", recorder.lines());
+    assert_eq!(recorder.count("memory is full"), 1, "{:#?}", recorder.lines());
     let health = manager.health().await.expect("asked");
     assert!(!health.is_ready(), "{health:?}");
     let NodeFinding::MemoryFull { used, maxmemory } = &health.nodes[0].findings[0] else { panic!("{health:?}") };
     assert_eq!((used.is_some(), *maxmemory), (user.is_none(), user.is_none().then_some(1)));
     ask(&node, &["CONFIG", "SET", "maxmemory", "0"]);
     if user.is_none() {
-        until("its end is told", async || count(&recorder, "has recovered: its memory") == 1).await;
+        until("its end is told", async || recorder.count("has recovered: its memory") == 1).await;
         assert!(manager.health().await.expect("asked").is_ready());
     }
-    assert_eq!(count(&recorder, "memory is full"), 1, "{:#?}", recorder.lines());
+    assert_eq!(recorder.count("memory is full"), 1, "{:#?}", recorder.lines());
 }
 
 #[tokio::test]
@@ -128,15 +114,15 @@ async fn policy_that_evicts_is_told_at_the_first_connection() {
         let node = Node::start(Server::Valkey91).expect("the server starts");
         ask(&node, &["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
         let recorder = Recorder::at(Level::INFO);
-        let manager = manager(node.url());
-        pair(&manager).await.expect("granted");
-        until("it is told", async || count(&recorder, "maxmemory-policy is volatile-lru") == 1).await;
+        let manager = manager_here(node.url());
+        works(&manager, "cfg").await;
+        until("it is told", async || recorder.count("maxmemory-policy is volatile-lru") == 1).await;
         let health = manager.health().await.expect("asked");
         assert!(health.is_ready(), "locks are granted");
         assert_eq!(health.nodes[0].findings, [NodeFinding::Evicts { policy: "volatile-lru".to_owned() }]);
         ask(&node, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
         assert!(manager.health().await.expect("asked").nodes[0].findings.is_empty());
-        assert_eq!(count(&recorder, "has recovered: its policy"), 1);
+        assert_eq!(recorder.count("has recovered: its policy"), 1);
     })
     .await;
 }
@@ -150,11 +136,11 @@ async fn clock_that_is_off_is_told_by_answers() {
         let recorder = Recorder::at(Level::INFO);
         let builder = QuorumManager::builder(nodes.iter().map(Node::url)).restarts_are_delayed();
         let manager = builder.background_on(Handle::current()).build().expect("valid");
-        pair(&manager).await.expect("granted");
+        works(&manager, "cfg").await;
         let told = format!("{} answers, but its clock is", nodes[1].addr());
-        until("it is told", async || count(&recorder, &told) == 1).await;
-        assert_eq!(count(&recorder, "its clock is"), 1, "{:#?}", recorder.lines());
-        assert_eq!(count(&recorder, "connected to"), 1, "{:#?}", recorder.lines());
+        until("it is told", async || recorder.count(&told) == 1).await;
+        assert_eq!(recorder.count("its clock is"), 1, "{:#?}", recorder.lines());
+        assert_eq!(recorder.count("connected to"), 1, "{:#?}", recorder.lines());
         let health = manager.health().await.expect("asked");
         let off: Vec<_> =
             health.nodes.iter().filter(|node| !node.findings.is_empty()).map(|node| &node.address).collect();
@@ -167,9 +153,9 @@ async fn clock_that_is_off_is_told_by_answers() {
 async fn line_at_the_start_names_server_version_and_durability_and_no_secret() -> Outcome {
     let node = Node::builder(Server::Redis70).password("sesame").start()?;
     let recorder = Recorder::at(Level::INFO);
-    let manager = manager(node.url());
-    pair(&manager).await?;
-    pair(&manager).await?;
+    let manager = manager_here(node.url());
+    pair(&manager, "cfg").await?;
+    pair(&manager, "cfg").await?;
     let lines = recorder.lines();
     let line = lines.iter().find(|line| line.contains("connected to")).expect("a line");
     let (name, version) = software(&node);
@@ -177,6 +163,6 @@ async fn line_at_the_start_names_server_version_and_durability_and_no_secret() -
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(!line.contains("sesame"), "{line}");
-    assert_eq!(count(&recorder, "connected to"), 1, "{lines:#?}");
+    assert_eq!(recorder.count("connected to"), 1, "{lines:#?}");
     Ok(())
 }

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Error, LossReason, Topology};
 
+use crate::errors::assert_lost;
 use crate::fixture::{Fixture, Manager, Settings};
+use crate::nodes::{hash_on, proxied};
 use crate::servers::{SUPPORTED, ask};
 use crate::wait::{Outcome, granted, soon, start, until};
 
 crate::fixture::on_two_threads![
+    password_that_the_server_does_not_ask_for_is_taken_alike_by_all,
     connection_that_its_first_caller_did_not_wait_for_serves_the_next,
     dead_connections_of_looks_are_not_tried_one_by_one,
     looks_that_are_under_way_do_not_keep_a_connection_from_being_made,
@@ -19,8 +22,8 @@ crate::fixture::on_two_threads![
 ];
 
 fn proxied_node() -> (Node, Fixture) {
-    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
-    let fixture = Fixture::hash(Topology::node(node.url()));
+    let node = proxied(Server::Redis70);
+    let fixture = hash_on(&node);
     (node, fixture)
 }
 
@@ -131,18 +134,17 @@ async fn release_that_was_never_sent_does_not_vouch_for_a_hold_that_is_gone() {
     node.proxy().cut();
     // The connection is known to be dead after this, and no other can be had. The release cannot leave this
     // process.
-    let error = soon("the error", manager.write("other").into_future()).await.expect_err("refused");
+    let error = soon("the error", manager.write("other")).await.expect_err("refused");
     assert_matches!(error, Error::Unreachable { .. });
     let mut release = Box::pin(guard.release());
     start(&mut release);
     node.flush_all().expect("flushed");
     node.proxy().heal();
     let error = soon("the release", release).await.expect_err("the hold is gone");
-    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    assert_lost(&error, LossReason::Gone);
 }
 
 /// The URL has a password, and the server has none. Every connection logs in alike, be it for a lock, a look or a list.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_that_the_server_does_not_ask_for_is_taken_alike_by_all() -> Outcome {
     for server in SUPPORTED {
         let node = Node::start(server)?;

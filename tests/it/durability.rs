@@ -8,8 +8,9 @@ use redis_rwlock::{
 };
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_one_replica};
+use crate::nodes::hash_on;
 use crate::servers::{Pair, wait_until_followed};
-use crate::wait::{Outcome, granted, soon, until};
+use crate::wait::{Outcome, granted, soon, spawn, until};
 
 mod all;
 mod demoted;
@@ -83,7 +84,7 @@ impl Field {
     fn at(kind: Kind, node: &Node) -> Fixture {
         match kind {
             Kind::TwoKey => Fixture::two_key(Topology::node(node.url())),
-            Kind::HashNode | Kind::HashCluster => Fixture::hash(Topology::node(node.url())),
+            Kind::HashNode | Kind::HashCluster => hash_on(&node),
         }
     }
 
@@ -222,7 +223,7 @@ async fn nobody_waits_for_a_wait_of_others(f: &Field) -> Outcome {
     let guard = manager.write(&held).await?;
     let _other = f.fixture.manager().await.write(&taken).await?;
     f.pair.replica.pause();
-    let waiting = tokio::spawn(manager.write(&asked).into_future());
+    let waiting = spawn(manager.write(&asked));
     waits_for_the_replica(f, &asked).await;
     guard.release().await?;
     assert!(manager.try_write(&taken).await?.is_none(), "a try at a lock that others hold is refused at once");
@@ -237,7 +238,7 @@ async fn nobody_waits_for_a_wait_of_others(f: &Field) -> Outcome {
 async fn dropped_future_leaves_nothing(f: &Field) {
     let (manager, name) = (f.manager(LONG_WAIT).await, f.fixture.name());
     f.pair.replica.pause();
-    let waiting = tokio::spawn(manager.write(&name).into_future());
+    let waiting = spawn(manager.write(&name));
     waits_for_the_replica(f, &name).await;
     waiting.abort();
     f.fixture.becomes_free(&name).await;

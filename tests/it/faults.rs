@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use redis_rwlock::{Error, HoldState, LossReason};
 
+use crate::errors::assert_lost;
 use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server};
 use crate::wait::{Outcome, granted, soon, until};
 
@@ -44,7 +45,7 @@ async fn local_clock_tells_a_loss_that_no_server_can(f: &ServerFixture) {
     let heir = granted(f.manager().await.write(&name)).await;
     assert_eq!(watch.state(), HoldState::Lost(LossReason::Expired), "once lost, lost");
     let error = guard.release().await.expect_err("it was lost");
-    assert_matches!(error, Error::Lost { reason: LossReason::Expired, .. });
+    assert_lost(&error, LossReason::Expired);
     assert_eq!(watch.state(), HoldState::Lost(LossReason::Expired));
     heir.release().await.expect("ours to the end");
 }
@@ -54,7 +55,7 @@ async fn silent_server_is_unreachable_in_time(f: &ServerFixture) {
     let guard = manager.write(&held).lease(Duration::from_secs(60)).await.expect("granted");
     f.servers.pause();
     let asked = Instant::now();
-    let error = soon("the end of the wait", manager.write(&name).into_future()).await.expect_err("nobody answers");
+    let error = soon("the end of the wait", manager.write(&name)).await.expect_err("nobody answers");
     assert_matches!(error, Error::Unreachable { lock, .. } if **lock == *name);
     assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
     let error = soon("the answer", manager.try_read(&name)).await.expect_err("silence is no denial");

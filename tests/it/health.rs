@@ -7,8 +7,16 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Cluster, Node, Sentinels, Server};
 use redis_rwlock::{Error, Health, MemoryManager, NodeRole, RedisManager, Refusal, RwLockManager, Topology};
 
+use crate::errors::assert_refused;
 use crate::servers::{ask, software};
+use crate::topology::behind_sentinels;
 use crate::wait::{Outcome, until};
+
+crate::router::field::on_own_servers![server_and_its_memory_policy_are_told];
+crate::fixture::on_two_threads![
+    cluster_is_ready_without_a_replica_and_not_without_a_primary,
+    sentinels_and_their_primary_are_told,
+];
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -79,10 +87,6 @@ async fn server_and_its_memory_policy_are_told(server: Server) {
     assert_eq!(in_time(&manager).await.nodes[0].noeviction, Some(false));
 }
 
-mod server_and_its_memory_policy_are_told {
-    crate::fixture::on_each_server!(super::server_and_its_memory_policy_are_told);
-}
-
 #[tokio::test]
 async fn user_that_may_ask_little_is_told_little_and_nothing_wrong() {
     let node = Node::start(Server::Redis70).expect("the server starts");
@@ -92,11 +96,10 @@ async fn user_that_may_ask_little_is_told_little_and_nothing_wrong() {
     assert!(health.is_ready(), "{health:?}");
     assert_eq!((health.nodes[0].role, health.nodes[0].noeviction), (NodeRole::Primary, None));
     let error = manager.locks().await.expect_err("it may not look through the keys");
-    assert_matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. });
+    assert_refused(&error, Refusal::Forbidden);
     assert!(!error.to_string().contains("lock \""), "{error}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_is_ready_without_a_replica_and_not_without_a_primary() {
     let cluster = Cluster::builder(Server::Valkey91).primaries(3).replicas(1).start().expect("the cluster starts");
     let manager = manager(Topology::cluster([cluster.urls()[0].clone()]));
@@ -125,10 +128,9 @@ async fn cluster_is_ready_without_a_replica_and_not_without_a_primary() {
     assert_matches!(error, Error::Unreachable { .. });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_their_primary_are_told() {
     let servers = Sentinels::start(Server::Redis70).expect("the servers start");
-    let manager = manager(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let manager = manager(behind_sentinels(&servers));
     let health = in_time(&manager).await;
     let role = |role| health.nodes.iter().filter(move |node| node.role == role && node.is_reachable).count();
     assert_eq!((role(NodeRole::Primary), role(NodeRole::Sentinel)), (1, servers.sentinels().len()), "{health:?}");

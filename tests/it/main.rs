@@ -16,6 +16,7 @@ macro_rules! assert_matches {
 }
 
 mod either;
+mod errors;
 mod fixture;
 mod record;
 mod servers;
@@ -42,6 +43,7 @@ mod load;
 mod logs;
 mod memory;
 mod names;
+mod nodes;
 mod options;
 mod portable;
 mod quorum;

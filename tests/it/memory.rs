@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RwLockManager};
 
+use crate::errors::assert_lost;
 use crate::wait::{Outcome, granted, stays_pending};
 
 #[tokio::test(start_paused = true)]
@@ -42,7 +43,7 @@ async fn hold_is_unconfirmed_and_then_lost_and_a_peer_has_it() -> Outcome {
     let heir = manager.peer().write("cfg").await?;
     manager.reconnect();
     let error = guard.release().await.expect_err("it stays lost");
-    assert_matches!(error, Error::Lost { reason: LossReason::Expired, .. });
+    assert_lost(&error, LossReason::Expired);
     heir.release().await?;
     Ok(())
 }

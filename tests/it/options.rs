@@ -3,21 +3,14 @@
 use std::time::Duration;
 
 use redis_rwlock::{
-    Build, Builder, Error, MemoryManager, RedisManager, RedissonManager, RwLockManager, Topology, TwoKeyManager,
-    blocking,
+    Build, Builder, MemoryManager, RedisManager, RedissonManager, RwLockManager, Topology, TwoKeyManager, blocking,
 };
 
+use crate::errors::option_of;
 use crate::fixture::{Fixture, Settings, on_every_fixture};
 use crate::wait::Outcome;
 
 on_every_fixture![lease_of_an_acquisition_is_checked, options_of_a_manager_are_checked];
-
-fn option_of(error: &Error) -> &'static str {
-    match error {
-        Error::InvalidOption { option, .. } => option,
-        other => panic!("{other:?}"),
-    }
-}
 
 async fn lease_of_an_acquisition_is_checked(f: &Fixture) {
     let settings = Settings { max_clock_skew: Duration::from_millis(100), ..Settings::default() };

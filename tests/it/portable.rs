@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cluster_testenv::{Matcher, Node, Proxy, Reply, Server};
-use redis_rwlock::{
-    Durability, Error, LossReason, RedisManager, Refusal, Replicas, RwLockManager, Topology, TwoKeyManager,
-};
+use redis_rwlock::{Durability, LossReason, RedisManager, Refusal, Replicas, RwLockManager, TwoKeyManager};
 use tokio::runtime::Handle;
 use tracing::Level;
 
-use crate::record::Recorder;
+use crate::errors::assert_refused;
+use crate::nodes::proxied;
+use crate::record::{Recorder, manager_here};
 use crate::scripts;
 use crate::servers::{Pair, ask};
-use crate::wait::{bounded, granted, until};
+use crate::wait::{bounded, granted, pair, spawn, until, works};
 
 const SERVERS: [Server; 2] = [Server::Redis70, Server::Valkey91];
 /// Script that no server accepts.
@@ -37,11 +37,6 @@ pub fn refuse_fast_form(proxy: &Proxy) {
     proxy.replace_requests(fast_text(), &REFUSED);
 }
 
-fn manager(topology: impl Into<Topology>) -> RedisManager {
-    let builder = RedisManager::builder(topology).response_timeout(Duration::from_secs(2));
-    builder.background_on(Handle::current()).build().expect("valid")
-}
-
 /// Starts a server that does not know a command.
 fn without(server: Server, command: &str) -> Node {
     // The directive has two words, but the builder adds arguments in pairs. A second directive makes their number even.
@@ -49,16 +44,10 @@ fn without(server: Server, command: &str) -> Node {
     node.arg("DEBUG", "hidden-too").start().expect("the server starts")
 }
 
-/// Takes a lock and gives it back.
-async fn pair(manager: &dyn RwLockManager) -> redis_rwlock::Result<()> {
-    manager.write("cfg").await?.release().await
-}
-
 /// Hands the lock over from one manager to another.
-async fn hand_over(from: &dyn RwLockManager, to: &Arc<dyn RwLockManager>) {
+async fn hand_over(from: &dyn RwLockManager, to: &dyn RwLockManager) {
     let guard = from.write("cfg").await.expect("granted");
-    let waits = Arc::clone(to);
-    let waiting = tokio::spawn(async move { waits.write("cfg").await });
+    let waiting = spawn(to.write("cfg"));
     until("it waits", async || !from.inspect("cfg").await.expect("inspected").waiters.is_empty()).await;
     guard.release().await.expect("released");
     let guard = granted(waiting).await;
@@ -77,12 +66,12 @@ fn is_loaded(node: &Node, text: &str) -> bool {
 #[tokio::test]
 async fn scripts_are_portable_where_the_fast_form_is_refused() {
     for server in SERVERS {
-        let node = Node::builder(server).proxied().start().expect("the server starts");
+        let node = proxied(server);
         refuse_fast_form(node.proxy());
         let recorder = Recorder::at(Level::INFO);
-        let (first, second) = (manager(node.url()), Arc::new(manager(node.url())) as Arc<dyn RwLockManager>);
+        let (first, second) = (manager_here(node.url()), manager_here(node.url()));
         bounded(async {
-            pair(&first).await.expect("granted");
+            works(&first, "cfg").await;
             let fast = node.proxy().requests_seen(fast_text());
             assert_eq!(fast, 1, "the server is asked for the other scripts in the portable form");
             assert!(node.proxy().requests_seen(portable_text()) >= 1);
@@ -90,7 +79,7 @@ async fn scripts_are_portable_where_the_fast_form_is_refused() {
             assert!(!is_loaded(&node, scripts::hash::ACQUIRE), "{server}: the server has never seen the fast form");
             // The next connection asks again, and the log does not say it again.
             node.proxy().cut();
-            until("a new connection", async || pair(&first).await.is_ok()).await;
+            until("a new connection", async || pair(&first, "cfg").await.is_ok()).await;
             assert!(node.proxy().requests_seen(fast_text()) > fast);
             let told = lines(&recorder, "gets portable scripts");
             assert_eq!(told.len(), 2, "{server}: once for each manager: {told:#?}");
@@ -103,18 +92,18 @@ async fn scripts_are_portable_where_the_fast_form_is_refused() {
 
 #[tokio::test]
 async fn server_that_takes_the_fast_form_again_gets_it() {
-    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    let node = proxied(Server::Redis70);
     let is_refused = Arc::new(AtomicBool::new(true));
     let refused = Arc::clone(&is_refused);
     let matcher = fast_text().and(Matcher::new(move |_| refused.load(Ordering::Relaxed)));
     node.proxy().replace_requests(matcher, &REFUSED);
-    let manager = manager(node.url());
+    let manager = manager_here(node.url());
     bounded(async {
-        pair(&manager).await.expect("granted");
+        works(&manager, "cfg").await;
         assert!(!is_loaded(&node, scripts::hash::ACQUIRE));
         is_refused.store(false, Ordering::Relaxed);
         node.proxy().cut();
-        until("a new connection", async || pair(&manager).await.is_ok()).await;
+        until("a new connection", async || pair(&manager, "cfg").await.is_ok()).await;
         assert!(is_loaded(&node, scripts::hash::ACQUIRE));
     })
     .await;
@@ -142,7 +131,7 @@ async fn server_without_scripts_is_refused_with_the_reason() {
     for command in ["EVALSHA", "EVAL"] {
         let node = without(Server::Redis70, command);
         let error = RedisManager::builder(node.url()).connect().await.expect_err("it runs no scripts");
-        assert_matches!(error, Error::Refused { refusal: Refusal::UnsupportedServer, .. });
+        assert_refused(&error, Refusal::UnsupportedServer);
         let text = error.to_string();
         assert!(
             text.contains("it runs no scripts") && text.contains(&format!("unknown command '{command}'")),
@@ -155,11 +144,11 @@ async fn server_without_scripts_is_refused_with_the_reason() {
 #[tokio::test]
 async fn server_that_refuses_both_forms_for_its_engine_is_refused_with_the_reason() {
     for server in SERVERS {
-        let node = Node::builder(server).proxied().start().expect("the server starts");
+        let node = proxied(server);
         node.proxy().replace_requests(fast_text(), &REFUSED);
         node.proxy().replace_requests(portable_text(), &REFUSED);
         let error = RedisManager::builder(node.url()).connect().await.expect_err("it runs no scripts");
-        assert!(matches!(error, Error::Refused { refusal: Refusal::UnsupportedServer, .. }), "{server}: {error:?}");
+        assert_refused(&error, Refusal::UnsupportedServer);
         assert!(error.to_string().contains("it runs no scripts") && error.to_string().contains("engine"), "{error}");
     }
 }
@@ -167,7 +156,7 @@ async fn server_that_refuses_both_forms_for_its_engine_is_refused_with_the_reaso
 /// Portable scripts have no flag for full memory, so the server refuses the renewal.
 #[tokio::test]
 async fn portable_hold_ends_with_its_lease_at_full_memory() {
-    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    let node = proxied(Server::Redis70);
     refuse_fast_form(node.proxy());
     let builder = RedisManager::builder(node.url()).lease(Duration::from_millis(1500));
     let manager = builder.response_timeout(Duration::from_secs(2)).connect().await.expect("connected");
@@ -176,10 +165,10 @@ async fn portable_hold_ends_with_its_lease_at_full_memory() {
         let full = |limit| ask(&node, &["CONFIG", "SET", "maxmemory", limit]);
         full("1");
         let error = manager.write("other").await.expect_err("the memory is full");
-        assert_matches!(error, Error::Refused { refusal: Refusal::OutOfMemory, .. });
+        assert_refused(&error, Refusal::OutOfMemory);
         assert_eq!(guard.lost().await, LossReason::Expired);
         full("0");
-        pair(&manager).await.expect("granted again");
+        works(&manager, "cfg").await;
         // A release frees memory, so it works.
         let guard = manager.write("cfg").await.expect("granted");
         full("1");
@@ -195,9 +184,7 @@ async fn scripts_publish_by_the_command_that_the_server_knows() {
         let node = without(server, "SPUBLISH");
         let mut listener = node.client().expect("connected");
         listener.command(&["PSUBSCRIBE", "*wake*"]).expect("subscribed");
-        let manager = Arc::new(manager(node.url())) as Arc<dyn RwLockManager>;
-        let other = Arc::new(self::manager(node.url())) as Arc<dyn RwLockManager>;
-        bounded(hand_over(&*manager, &other)).await;
+        bounded(hand_over(&manager_here(node.url()), &manager_here(node.url()))).await;
         let message = listener.receive().expect("a message");
         let words: Vec<_> = message.array().expect("a list").iter().filter_map(Reply::text).collect();
         assert!(words[0] == "pmessage" && words[2].starts_with("rwlock:{cfg}:lock:wake:"), "{server}: {words:?}");
@@ -213,8 +200,7 @@ async fn refused_notifications_are_logged_and_counted() {
         ask(&node, &[&["ACL", "SETUSER", "mute"][..], &rights].concat());
         let recorder = Recorder::at(Level::WARN);
         let url = node.url().replace("redis://", "redis://mute:secret@");
-        let holder = manager(url.as_str());
-        let waiter = Arc::new(manager(node.url())) as Arc<dyn RwLockManager>;
+        let (holder, waiter) = (manager_here(url), manager_here(node.url()));
         bounded(async {
             for _ in 0..2 {
                 hand_over(&holder, &waiter).await;
@@ -228,7 +214,7 @@ async fn refused_notifications_are_logged_and_counted() {
         assert!(!stats.contains("cmdstat_publish:"), "{server} knows SPUBLISH: {stats}");
         // Managers whose user may publish log no warning.
         let before = recorder.lines().len();
-        let (one, other) = (manager(node.url()), Arc::new(manager(node.url())) as Arc<dyn RwLockManager>);
+        let (one, other) = (manager_here(node.url()), manager_here(node.url()));
         bounded(hand_over(&one, &other)).await;
         assert_eq!(recorder.lines().len(), before, "{:#?}", recorder.lines());
     }
@@ -245,9 +231,7 @@ async fn refused_notification_of_two_keys_is_logged() {
         let builder = TwoKeyManager::builder(url).response_timeout(Duration::from_secs(2));
         builder.background_on(Handle::current()).build().expect("valid")
     };
-    let (holder, waiter) = (manager(url("redis://mute:secret@")), manager(node.url()));
-    let waiter = Arc::new(waiter) as Arc<dyn RwLockManager>;
-    bounded(hand_over(&holder, &waiter)).await;
+    bounded(hand_over(&manager(url("redis://mute:secret@")), &manager(node.url()))).await;
     let told: BTreeSet<_> = lines(&recorder, "refuses notifications of scripts").into_iter().collect();
     assert_eq!(told.len(), 1, "{told:#?}");
 }

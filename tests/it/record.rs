@@ -2,8 +2,11 @@
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use redis_rwlock::{RedisManager, Topology};
+use tokio::runtime::Handle;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
@@ -32,6 +35,17 @@ impl Recorder {
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().clone()
     }
+
+    /// Number of the lines that contain a text.
+    pub fn count(&self, text: &str) -> usize {
+        self.lines.lock().iter().filter(|line| line.contains(text)).count()
+    }
+}
+
+/// A manager all of whose tasks report to the recorder of this thread.
+pub fn manager_here(topology: impl Into<Topology>) -> RedisManager {
+    let builder = RedisManager::builder(topology).response_timeout(Duration::from_secs(2));
+    builder.background_on(Handle::current()).build().expect("valid")
 }
 
 /// Makes `tracing` ask all subscribers about each event. It asks once, and remembers the answer. While there is one

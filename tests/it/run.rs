@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis_rwlock::{Error, FencingToken, LossReason, MemoryManager, RwLockManager, WriteGuard};
 
+use crate::errors::assert_lost;
 use crate::wait::{Outcome, granted, soon, stays_pending};
 
 /// Value that notes the drop of the work.
@@ -81,7 +82,7 @@ async fn work_that_ends_after_its_hold_is_lost() {
     let lease = Duration::from_secs(2);
     let working = manager.write("cfg").fixed_lease(lease).run(async |_| tokio::time::advance(lease).await);
     let error = working.await.expect_err("it was lost");
-    assert_matches!(error, Error::Lost { reason: LossReason::MaxHold, .. });
+    assert_lost(&error, LossReason::MaxHold);
 }
 
 #[tokio::test]
@@ -90,7 +91,7 @@ async fn server_that_knows_nothing_of_the_hold_makes_it_lost() {
     let operator = manager.peer();
     let working = manager.write("cfg").run(async |_| operator.force_release("cfg").await.expect("forced"));
     let error = working.await.expect_err("it was ended before its release");
-    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    assert_lost(&error, LossReason::Forced);
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
 //! Harm that names, labels and URLs must not do, and rights that a user needs.
 
-mod names;
+pub mod names;
 mod rights;
 mod secrets;

@@ -5,8 +5,18 @@ use std::time::{Duration, Instant};
 use cluster_testenv::{Cluster, Node, Proxy, Sentinels, Server, TlsClients};
 use redis_rwlock::{Builder, Error, RedisManager, RwLockManager, Tls, Topology};
 
+use crate::nodes::proxied;
 use crate::servers::ask;
 use crate::wait::{bounded, soon};
+
+crate::fixture::on_two_threads![
+    node_without_tls,
+    node_with_tls,
+    cluster,
+    cluster_with_tls,
+    sentinels_without_tls,
+    sentinels_with_tls,
+];
 
 /// Round trips at which everything connects with the defaults.
 const ROUND_TRIPS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
@@ -31,7 +41,7 @@ async fn connects(what: &str, round_trip: Duration, builder: Builder<RedisManage
     let took = began.elapsed();
     println!("{what} at {round_trip:?}: connected after {took:?}");
     assert!(took >= round_trip * 2, "{what}: {took:?} is less than the way");
-    let granted = soon("the grant", manager.write(&format!("far-{}", round_trip.as_millis())).into_future()).await;
+    let granted = soon("the grant", manager.write(&format!("far-{}", round_trip.as_millis()))).await;
     granted.expect("granted").release().await.expect("ours to the end");
 }
 
@@ -48,9 +58,8 @@ fn trusting(tls: &cluster_testenv::Certificates) -> Tls {
     Tls::new().ca_pem(tls.ca_pem())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_without_tls() {
-    let node = Node::builder(Server::Valkey91).proxied().start().expect("it starts");
+    let node = proxied(Server::Valkey91);
     for round_trip in ROUND_TRIPS {
         node.proxy().delay(round_trip / 2);
         bounded(connects("a node", round_trip, RedisManager::builder(node.url()))).await;
@@ -59,7 +68,6 @@ async fn node_without_tls() {
     bounded(fails_at("greeting", RedisManager::builder(node.url()))).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_with_tls() {
     let node = Node::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("it starts");
     let (proxy, url) = behind_proxy(&node);
@@ -73,7 +81,6 @@ async fn node_with_tls() {
     bounded(fails_at("TLS handshake", RedisManager::builder(topology))).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster() {
     let cluster = Cluster::builder(Server::Valkey91).replicas(0).node_timeout(Duration::from_secs(15)).proxied();
     let cluster = cluster.start().expect("it starts");
@@ -83,7 +90,6 @@ async fn cluster() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_with_tls() {
     let builder = Cluster::builder(Server::Redis70).replicas(0).node_timeout(Duration::from_secs(15));
     let cluster = builder.tls(TlsClients::Optional).start().expect("it starts");
@@ -133,7 +139,6 @@ impl Far {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_without_tls() {
     let far = Far::start(Sentinels::start(Server::Redis70).expect("they start"));
     for round_trip in ROUND_TRIPS {
@@ -142,7 +147,6 @@ async fn sentinels_without_tls() {
     bounded(fails_at("greeting", RedisManager::builder(far.at(TOO_LONG)))).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_with_tls() {
     let sentinels = Sentinels::builder(Server::Redis70).tls(TlsClients::Optional).start().expect("they start");
     let far = Far::start(sentinels);

@@ -7,9 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Client, Reply};
 use futures_util::future::join_all;
-use redis_rwlock::{Error, LossReason, Mode, TimestampClients};
+use redis_rwlock::{LossReason, Mode, TimestampClients};
 
 use crate::either::{AnyGuard, take, try_take};
+use crate::errors::assert_lost;
 use crate::fixture::{Manager, RENEWED, SHORT, ServerFixture, Settings, hash_on_every_server};
 use crate::wait::{soon, stays_pending, until};
 
@@ -33,6 +34,8 @@ hash_on_every_server![
 ];
 
 const MODES: [Mode; 2] = [Mode::Read, Mode::Write];
+/// Pairs of sides that exclude each other.
+const EXCLUSIVE: [(Mode, Mode); 3] = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
 /// Lease that needs no renewal, and limit that does not pass, while a case runs.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -73,6 +76,14 @@ impl TimestampClient {
             ttl: Duration::from_secs(10),
             ahead: Duration::ZERO,
             behind: Duration::ZERO,
+        }
+    }
+
+    /// Limit for holds of a side.
+    fn limit(&self, mode: Mode) -> Duration {
+        match mode {
+            Mode::Read => self.limits.read,
+            Mode::Write => self.limits.write,
         }
     }
 
@@ -123,10 +134,20 @@ impl TimestampClient {
     }
 }
 
-/// A manager that counts the clients' stamps for as long as a case runs.
+/// Settings with which a manager counts the clients' stamps for as long as a case runs.
+fn counting() -> Settings {
+    Settings { timestamp_clients: TimestampClients::new(LONG, LONG), ..Settings::lease(LONG) }
+}
+
 async fn manager(f: &ServerFixture) -> Manager {
-    let timestamp_clients = TimestampClients::new(LONG, LONG);
-    f.manager_with(Settings { timestamp_clients, ..Settings::lease(LONG) }).await
+    f.manager_with(counting()).await
+}
+
+/// A manager, the name of a lock, and a client of the timestamp scheme for that lock.
+async fn scene(f: &ServerFixture, settings: Settings) -> (Manager, String, TimestampClient) {
+    let ([manager], name) = f.scene_with(settings).await;
+    let timestamp_client = TimestampClient::on(f, &name);
+    (manager, name, timestamp_client)
 }
 
 fn excludes(one: Mode, other: Mode) -> bool {
@@ -140,11 +161,11 @@ async fn is_denied(manager: &Manager, name: &str, mode: Mode) {
 
 async fn is_gone(guard: AnyGuard) {
     let error = guard.release().await.expect_err("it was overrun");
-    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    assert_lost(&error, LossReason::Gone);
 }
 
-fn field_ms(f: &ServerFixture, name: &str, field: &str) -> u64 {
-    let value = f.on_key("HGET", &f.key_of(name, "lock"), &[field]);
+fn field_ms(f: &ServerFixture, name: &str, mode: Mode) -> u64 {
+    let value = f.on_key("HGET", &f.key_of(name, "lock"), &[&mode.to_string()]);
     // The number may be written as `1700000000000` or as `1700000000000.0`.
     let whole = value.text().and_then(|text| text.split('.').next()?.parse().ok());
     whole.expect("a number")
@@ -153,8 +174,7 @@ fn field_ms(f: &ServerFixture, name: &str, field: &str) -> u64 {
 async fn our_hold_excludes_theirs_until_its_release(f: &ServerFixture) {
     for ours in MODES {
         for theirs in MODES {
-            let (manager, name) = (manager(f).await, f.name());
-            let mut timestamp_client = TimestampClient::on(f, &name);
+            let (manager, name, mut timestamp_client) = scene(f, counting()).await;
             let guard = take(&manager, &name, ours).await;
             if excludes(ours, theirs) {
                 timestamp_client.is_refused(theirs);
@@ -172,8 +192,7 @@ async fn our_hold_excludes_theirs_until_its_release(f: &ServerFixture) {
 async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
     for theirs in MODES {
         for ours in MODES {
-            let (manager, name) = (manager(f).await, f.name());
-            let mut timestamp_client = TimestampClient::on(f, &name);
+            let (manager, name, mut timestamp_client) = scene(f, counting()).await;
             let stamp = timestamp_client.lock(theirs);
             if excludes(ours, theirs) {
                 is_denied(&manager, &name, ours).await;
@@ -193,10 +212,9 @@ async fn their_hold_excludes_ours_until_its_release(f: &ServerFixture) {
 
 async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixture) {
     let case = async |theirs: Mode, ours: Mode| {
-        let ([manager], name) = f.scene().await;
-        let mut timestamp_client = TimestampClient::on(f, &name);
+        let (manager, name, mut timestamp_client) = scene(f, Settings::default()).await;
         let stamp = timestamp_client.lock(theirs);
-        let limit = if theirs == Mode::Read { timestamp_client.limits.read } else { timestamp_client.limits.write };
+        let limit = timestamp_client.limit(theirs);
         let ends_ms = stamp.ms + millis(limit) + 1; // at the limit it counts
         until("their limit", async || {
             let asked_ms = f.server_ms(&name);
@@ -220,8 +238,7 @@ async fn their_hold_without_release_excludes_ours_until_its_limit(f: &ServerFixt
         take(&manager, &name, ours).await.release_unharmed().await;
         assert!(f.server_ms(&name) > stamp.ms + millis(limit), "{ours} beside their {theirs}");
     };
-    let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
-    join_all(cases.map(|(theirs, ours)| case(theirs, ours))).await;
+    join_all(EXCLUSIVE.map(|(theirs, ours)| case(theirs, ours))).await;
 }
 
 /// Lets a process of ours die while it holds the lock, and returns the stamp that it leaves.
@@ -232,15 +249,14 @@ async fn dies_inside(f: &ServerFixture, name: &str, mode: Mode, lease: Duration)
     process.die().await;
     // Dropped on a thread without a runtime. On this one the drop would give the hold back.
     std::thread::spawn(move || drop((guard, process))).join().expect("no panic");
-    field_ms(f, name, if mode == Mode::Read { "read" } else { "write" })
+    field_ms(f, name, mode)
 }
 
 async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_limit(f: &ServerFixture) {
     let case = async |ours: Mode, theirs: Mode| {
         let name = f.name();
         let mut timestamp_client = TimestampClient::on(f, &name);
-        let limit = if ours == Mode::Read { timestamp_client.limits.read } else { timestamp_client.limits.write };
-        let ends_ms = dies_inside(f, &name, ours, SHORT).await + millis(limit) + 1; // refused at the limit
+        let ends_ms = dies_inside(f, &name, ours, SHORT).await + millis(timestamp_client.limit(ours)) + 1; // refused at the limit
         until("their own limit", async || {
             let asked_ms = timestamp_client.now_ms();
             let stamp = timestamp_client.try_lock(theirs);
@@ -251,29 +267,25 @@ async fn our_hold_without_release_excludes_theirs_until_its_deadline_and_their_l
         })
         .await;
     };
-    let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
-    join_all(cases.map(|(ours, theirs)| case(ours, theirs))).await;
+    join_all(EXCLUSIVE.map(|(ours, theirs)| case(ours, theirs))).await;
 }
 
 async fn renewals_keep_them_out(f: &ServerFixture) {
     let case = async |ours: Mode, theirs: Mode| {
-        let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
-        let mut timestamp_client = TimestampClient::on(f, &name);
+        let (manager, name, mut timestamp_client) = scene(f, Settings::lease(RENEWED)).await;
         let guard = take(&manager, &name, ours).await;
-        let field = if ours == Mode::Read { "read" } else { "write" };
-        let granted_ms = field_ms(f, &name, field);
+        let granted_ms = field_ms(f, &name, ours);
         // The client is refused all the time. Renewals alone cover the last part of it.
         until("two leases", async || {
             timestamp_client.is_refused(theirs);
             f.server_ms(&name) > granted_ms + millis(RENEWED)
         })
         .await;
-        assert!(field_ms(f, &name, field) > granted_ms);
+        assert!(field_ms(f, &name, ours) > granted_ms);
         guard.release_unharmed().await;
         timestamp_client.lock(theirs);
     };
-    let cases = [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)];
-    join_all(cases.map(|(ours, theirs)| case(ours, theirs))).await;
+    join_all(EXCLUSIVE.map(|(ours, theirs)| case(ours, theirs))).await;
 }
 
 /// The flaw of the article's scheme: the second of two readers takes the stamp of both along.
@@ -387,7 +399,7 @@ async fn timestamp_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
         f.manager_with(Settings { timestamp_clients, ..Settings::default() }).await
     };
     let (short, long) = (Duration::from_secs(4), Duration::from_secs(50));
-    for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+    for (theirs, ours) in EXCLUSIVE {
         let (patient, hasty) = match theirs {
             Mode::Read => (limited(long, short).await, limited(short, long).await),
             Mode::Write => (limited(short, long).await, limited(long, short).await),
@@ -404,8 +416,7 @@ async fn timestamp_limits_say_how_long_their_stamps_count(f: &ServerFixture) {
 
 async fn inspect_shows_them(f: &ServerFixture) {
     for mode in MODES {
-        let (manager, name) = (manager(f).await, f.name());
-        let mut timestamp_client = TimestampClient::on(f, &name);
+        let (manager, name, mut timestamp_client) = scene(f, counting()).await;
         let stamp = timestamp_client.lock(mode);
         let view = manager.inspect(&name).await.expect("inspected");
         let holders: Vec<_> = view.holders.iter().map(|holder| (&*holder.label, holder.mode)).collect();

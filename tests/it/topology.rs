@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Cluster, Node, Reply};
-use redis_rwlock::{Build, Builder, Error, RwLockManager};
+use cluster_testenv::{Cluster, Node, Reply, Sentinels};
+use redis_rwlock::{Build, Builder, Error, Topology};
 
-use crate::wait::{granted, soon};
+use crate::errors::option_of;
+use crate::wait::{soon, works};
 
 mod announced;
 mod credentials;
@@ -24,6 +25,11 @@ const LATE: Duration = Duration::from_secs(5);
 /// Time that a manager tries where it is to find a server. Longer than any case waits, so a refusal does not come from
 /// impatience.
 const FOR_EVER: Duration = Duration::from_secs(300);
+
+/// The primary that Sentinels name.
+pub fn behind_sentinels(servers: &Sentinels) -> Topology {
+    Topology::sentinel(servers.primary_name(), servers.urls())
+}
 
 fn patient<M: Build>(builder: Builder<M>) -> Builder<M> {
     builder.max_clock_skew(Duration::from_millis(5)).unreachable_after(FOR_EVER)
@@ -45,7 +51,7 @@ async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
     let asked = Instant::now();
     let now = soon("the end of connecting", impatient(builder()).connect()).await.expect_err("nobody");
     let manager = impatient(builder()).build().expect("built");
-    let later = soon("the end of the wait", manager.write("cfg").into_future()).await.expect_err("nobody");
+    let later = soon("the end of the wait", manager.write("cfg")).await.expect_err("nobody");
     assert!(
         (2 * UNREACHABLE_AFTER..2 * (UNREACHABLE_AFTER + LATE)).contains(&asked.elapsed()),
         "{:?}",
@@ -53,19 +59,6 @@ async fn finds_nobody<M: Build>(builder: impl Fn() -> Builder<M> + Send) {
     );
     for error in [now, later] {
         assert_matches!(error, Error::Unreachable { .. });
-    }
-}
-
-/// Takes a lock for writing and gives it back.
-async fn works(manager: &dyn RwLockManager, name: &str) {
-    let guard = granted(manager.write(name)).await;
-    guard.release().await.expect("ours to the end");
-}
-
-fn option_of(error: &Error) -> &'static str {
-    match error {
-        Error::InvalidOption { option, .. } => option,
-        other => panic!("{other:?}"),
     }
 }
 

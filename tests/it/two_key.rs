@@ -6,35 +6,6 @@ use futures_util::future::join_all;
 
 use crate::fixture::{Manager, ServerFixture, Settings};
 
-/// Result of independent writers on one lock: the scripts, and the grants of each writer.
-struct ManyWriters {
-    scripts: i64,
-    served: Vec<u64>,
-}
-
-impl ManyWriters {
-    async fn run(f: &ServerFixture, writers: &[Manager], span: Duration) -> Self {
-        let name = f.name();
-        let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
-        // After this every writer has its connection, its script and its channel, and waits in the queue.
-        write_until(writers, &name, Instant::now() + span / 4).await;
-        let before = scripts();
-        let served = write_until(writers, &name, Instant::now() + span).await;
-        Self { scripts: scripts() - before, served }
-    }
-
-    fn scripts_per_hand_over(&self) -> f64 {
-        self.scripts as f64 / self.served.iter().sum::<u64>() as f64
-    }
-
-    /// Least, median and greatest number of grants of a writer.
-    fn least_median_most(&self) -> [u64; 3] {
-        let mut served = self.served.clone();
-        served.sort_unstable();
-        [served[0], served[served.len() / 2], served[served.len() - 1]]
-    }
-}
-
 /// Lets all writers write again and again until `end`. Returns the number of grants of each.
 async fn write_until(writers: &[Manager], name: &str, end: Instant) -> Vec<u64> {
     let tasks = writers.iter().map(|writer| {
@@ -53,19 +24,20 @@ async fn write_until(writers: &[Manager], name: &str, end: Instant) -> Vec<u64> 
     join_all(tasks).await.into_iter().map(|served| served.expect("no panic")).collect()
 }
 
-async fn managers(f: &ServerFixture, count: usize) -> Vec<Manager> {
-    let patient = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
-    let mut all = Vec::new();
-    for _ in 0..count {
-        all.push(f.manager_with(patient.clone()).await);
-    }
-    all
-}
-
 async fn release_wakes_who_is_next(f: &ServerFixture) {
-    let writers = ManyWriters::run(f, &managers(f, 60).await, Duration::from_secs(3)).await;
-    assert!(writers.scripts_per_hand_over() <= 8.0, "{:.1} scripts per hand-over", writers.scripts_per_hand_over());
-    let [least, median, most] = writers.least_median_most();
+    const WRITERS: usize = 60;
+    const SPAN: Duration = Duration::from_secs(3);
+    let patient = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
+    let (writers, name) = f.scene_with::<WRITERS>(patient).await;
+    let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
+    // After this every writer has its connection, its script and its channel, and waits in the queue.
+    write_until(&writers, &name, Instant::now() + SPAN / 4).await;
+    let before = scripts();
+    let mut served = write_until(&writers, &name, Instant::now() + SPAN).await;
+    let scripts_per_hand_over = (scripts() - before) as f64 / served.iter().sum::<u64>() as f64;
+    assert!(scripts_per_hand_over <= 8.0, "{scripts_per_hand_over:.1} scripts per hand-over");
+    served.sort_unstable();
+    let [least, median, most] = [0, WRITERS / 2, WRITERS - 1].map(|n| served[n]);
     assert!(least * 4 >= median, "served {least}, {median}, {most} times");
 }
 

@@ -8,8 +8,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis_rwlock::Error;
-use tokio::task::JoinError;
+use redis_rwlock::{Error, RwLockManager};
+use tokio::task::{JoinError, JoinHandle};
 
 /// Time limit that is far longer than anything a case waits for.
 pub const BOUND: Duration = Duration::from_secs(20);
@@ -88,7 +88,7 @@ pub async fn until_renewed(what: &str, remaining: impl Fn() -> Duration + Send +
 }
 
 /// Waits for a future that must come to its end.
-pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub async fn soon<F: IntoFuture>(what: &str, future: F) -> F::Output {
     match tokio::time::timeout(BOUND, future).await {
         Ok(output) => output,
         Err(_) => panic!("{what} did not happen within {BOUND:?}"),
@@ -131,6 +131,21 @@ where
     }
 }
 
+/// Acquires a lock for writing and releases it.
+pub async fn pair(manager: &dyn RwLockManager, name: &str) -> Result<(), Error> {
+    manager.write(name).await?.release().await
+}
+
+/// Asserts that a lock can be acquired for writing and released.
+pub async fn works(manager: &dyn RwLockManager, name: &str) {
+    granted(pair(manager, name)).await;
+}
+
+/// Starts an acquisition in a task.
+pub fn spawn<A: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>>(acquiring: A) -> JoinHandle<A::Output> {
+    tokio::spawn(acquiring.into_future())
+}
+
 /// Polls a future once, which must not be ready yet.
 pub fn start<F: Future + Unpin>(future: &mut F) {
     let mut context = Context::from_waker(Waker::noop());
@@ -145,7 +160,7 @@ pub async fn stays_pending<F: Future + Unpin>(what: &str, future: &mut F) {
 
 /// Measures the time for which a busy machine did not run this process.
 pub struct Stalls {
-    watching: tokio::task::JoinHandle<()>,
+    watching: JoinHandle<()>,
     nanos: Arc<AtomicU64>,
 }
 

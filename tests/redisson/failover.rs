@@ -6,6 +6,7 @@ use redis_rwlock::{HoldState, RwLockManager};
 
 use crate::java::Version;
 use crate::places::{Place, Servers, command, run};
+use crate::wait::spawn;
 
 const WAITS: Duration = Duration::from_millis(300);
 
@@ -57,7 +58,7 @@ async fn holds_and_waiters_survive(place: Place) {
     ours.release().await.expect("ours to the end");
     assert_eq!(one.answer().await, "ok");
 
-    let waiting = tokio::spawn(rust.write("cfg").into_future());
+    let waiting = spawn(rust.write("cfg"));
     tokio::time::sleep(WAITS).await;
     place.fail_over();
     tokio::time::sleep(WAITS * 4).await;

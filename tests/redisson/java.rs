@@ -145,13 +145,13 @@ impl Actor {
         self.answer().await
     }
 
-    /// Carries out a command that must succeed.
     /// Sends a command for a lock that this actor does not hold.
     pub(crate) async fn is_refused(&mut self, command: &str) {
         let refused = self.ask(command).await;
         assert!(refused.starts_with("error IllegalMonitorStateException"), "{refused}");
     }
 
+    /// Carries out a command that must succeed.
     pub(crate) async fn ok(&mut self, command: &str) {
         assert_eq!(self.ask(command).await, "ok", "{command}");
     }

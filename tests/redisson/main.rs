@@ -17,4 +17,7 @@ mod places;
 mod register;
 mod soak;
 mod theirs;
+#[allow(dead_code)] // for the cases of `tests/it` too
+#[path = "../it/wait.rs"]
+mod wait;
 mod wakes;

@@ -6,6 +6,7 @@ use cluster_testenv::{Client, Cluster, Node, Reply, Sentinels, Server};
 use redis_rwlock::{Builder, Mode, RedissonManager, RwLockManager, Topology};
 
 use crate::java::{self, Version};
+use crate::wait::{Ends, works};
 
 /// Servers of one case.
 pub(crate) enum Servers {
@@ -109,24 +110,13 @@ pub(crate) fn command(client: &mut Client, words: &[&str]) -> Reply {
 /// Takes the lock `cfg` and releases it.
 pub(crate) async fn take_and_release(manager: &RedissonManager, mode: Mode) {
     match mode {
-        Mode::Write => manager.write("cfg").await.expect("granted").release().await.expect("ours to the end"),
+        Mode::Write => works(manager, "cfg").await,
         Mode::Read => manager.read("cfg").await.expect("granted").release().await.expect("ours to the end"),
     }
 }
 
-/// Waits until `condition` holds.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let started = std::time::Instant::now();
-    while !condition().await {
-        assert!(started.elapsed() < java::BOUND, "{what} did not come true");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-pub(crate) fn run(case: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let bounded = async { tokio::time::timeout(java::BOUND * 2, case).await.expect("the case ends") };
-    runtime.expect("a runtime starts").block_on(bounded);
+pub(crate) fn run<T: Ends>(case: impl Future<Output = T>) {
+    crate::wait::run(java::BOUND * 2, 2, Box::pin(case));
 }
 
 /// Runs each case with both versions of Redisson on a node, and with the newer one on a cluster.

@@ -11,8 +11,9 @@ use cluster_testenv::{Matcher, Proxy};
 use redis_rwlock::{Error, RedissonManager, RwLockManager};
 
 use crate::java::{self, Actor, Version};
-use crate::places::{Place, Servers, until};
+use crate::places::{Place, Servers};
 use crate::register::{Entry, Register};
+use crate::wait::until;
 
 const WORKERS: usize = 4;
 const WRITES: u64 = 40;

@@ -6,6 +6,7 @@ use redis_rwlock::{RedissonManager, RwLockManager};
 
 use crate::java::{Actor, Version};
 use crate::places::{Place, run};
+use crate::wait::spawn;
 
 const ROUNDS: usize = 40;
 /// Time after which a waiter has subscribed.
@@ -34,7 +35,7 @@ impl Pair {
                     None
                 }
             };
-            let waiting = tokio::spawn(self.managers[1].write("door").into_future());
+            let waiting = spawn(self.managers[1].write("door"));
             if waits == Side::Java {
                 waiting.abort();
                 self.actors[1].begin("lock w door").await;

@@ -7,10 +7,13 @@ use redis_rwlock::{Durability, Error, Replicas, Topology};
 use tokio::task::block_in_place;
 
 use super::{Field, on_a_pair};
-use crate::fixture::{Fixture, Manager, Settings};
+use crate::fixture::{Fixture, Settings};
+use crate::nodes::{follow, role_of};
 use crate::router::field::on_own_servers;
 use crate::servers::{ask, wait_until_followed_by};
-use crate::wait::{BOUND, Outcome, granted, soon, until};
+use crate::topology::behind_sentinels;
+use crate::wait::{BOUND, Outcome, granted, soon, spawn, until, works};
+use crate::wire::{is_applied, is_held};
 
 on_a_pair![
     replica_that_attaches_is_required_a_second_later,
@@ -51,19 +54,10 @@ fn assert_missing<T>(result: Result<T, Error>, of: u64, attached: u64) {
     assert_matches!(error, Error::NotEnoughReplicas { asked, acknowledged, node: Some(_), .. } if (*asked, *acknowledged) == (of, attached));
 }
 
-async fn use_once(manager: &Manager, name: &str) {
-    let guard = granted(manager.write(name)).await;
-    guard.release().await.expect("ours to the end");
-}
-
 /// Number of replicas that the primary counts.
 fn online(primary: &Node) -> usize {
     let info = ask(primary, &["INFO", "replication"]).text().expect("a text").into_owned();
     info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count()
-}
-
-fn follow(replica: &Node, primary: &Node) {
-    ask(replica, &["REPLICAOF", &primary.addr().ip().to_string(), &primary.port().to_string()]);
 }
 
 /// Waits until the primary counts this number of replicas, and each acknowledges new writes.
@@ -83,7 +77,7 @@ async fn attach(f: &Field) -> Node {
 async fn replica_that_attaches_is_required_a_second_later(f: &Field) {
     let ([manager], name) = f.fixture.scene_with(all()).await;
     let proxy = f.pair.primary.proxy();
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     assert!(proxy.requests_seen(wait_for(1)) >= 1, "one is attached");
     let second = attach(f).await;
     let attached = Instant::now();
@@ -91,7 +85,7 @@ async fn replica_that_attaches_is_required_a_second_later(f: &Field) {
 
     tokio::time::sleep_until((attached + LOOK).into()).await;
     proxy.forget_requests();
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     assert!(proxy.requests_seen(wait_for(2)) >= 1 && proxy.requests_seen(wait_for(1)) == 0, "it is required now");
     second.pause();
     assert_missing(manager.write(&name).await, 2, 1);
@@ -107,7 +101,7 @@ async fn replica_that_attaches_is_required_a_second_later(f: &Field) {
     f.fixture.becomes_free(&name).await;
     let (asked, began) = (proxy.requests_seen(Matcher::command("INFO").and("replication")), Instant::now());
     for _ in 0..50 {
-        use_once(&manager, &name).await;
+        works(&*manager, &name).await;
     }
     let asked = proxy.requests_seen(Matcher::command("INFO").and("replication")) - asked;
     assert!(asked <= usize::try_from(began.elapsed().as_secs()).expect("a few") + 1, "{asked} questions");
@@ -116,7 +110,7 @@ async fn replica_that_attaches_is_required_a_second_later(f: &Field) {
 async fn replica_that_is_gone_stays_required(f: &Field) {
     let second = attach(f).await;
     let ([manager], name) = f.fixture.scene_with(all()).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     second.pause();
     let asked = Instant::now();
     assert_missing(manager.write(&name).await, 2, 1);
@@ -129,12 +123,12 @@ async fn replica_that_is_gone_stays_required(f: &Field) {
     assert_missing(manager.write(&name).await, 2, 1);
     f.fixture.becomes_free(&name).await;
     // A new manager has never seen two.
-    use_once(&f.fixture.manager_with(all()).await, &name).await;
+    works(&*f.fixture.manager_with(all()).await, &name).await;
 
     second.restart().expect("it starts");
     follow(&second, &f.pair.primary);
     follows(&f.pair.primary, 2).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
 }
 
 async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) -> Outcome {
@@ -143,8 +137,8 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) -> Outcome {
     f.loads_all_scripts(&manager).await;
     tokio::time::sleep(LOOK).await;
     let asks = proxy.hold_request(question());
-    let asking = tokio::spawn(manager.write(&name).into_future());
-    block_in_place(|| asks.wait_held(BOUND)).expect("it asks for the replicas");
+    let asking = spawn(manager.write(&name));
+    is_held(&asks).await;
     assert_eq!(proxy.requests_seen(Matcher::command("EVALSHA").and(name.as_str())), 0, "no number is known");
     asks.release();
     let guard = granted(asking).await;
@@ -153,8 +147,8 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) -> Outcome {
     // An answer that never comes costs a response timeout, and the request is sent after the next one.
     tokio::time::sleep(LOOK).await;
     let answer = proxy.hold_reply(question());
-    let asking = tokio::spawn(manager.write(&name).into_future());
-    block_in_place(|| answer.wait_applied(BOUND)).expect("the primary has answered");
+    let asking = spawn(manager.write(&name));
+    is_applied(&answer).await;
     answer.drop_reply();
     let guard = granted(asking).await;
     guard.release().await?;
@@ -163,12 +157,12 @@ async fn grant_is_not_sent_before_the_replicas_are_known(f: &Field) -> Outcome {
     tokio::time::sleep(LOOK).await;
     let scripts = || proxy.requests_seen(Matcher::command("EVALSHA").and(name.as_str()));
     let (answer, sent) = (proxy.hold_reply(question()), scripts());
-    let asking = tokio::spawn(manager.write(&name).into_future());
-    block_in_place(|| answer.wait_applied(BOUND)).expect("the primary has answered");
+    let asking = spawn(manager.write(&name));
+    is_applied(&answer).await;
     tokio::time::sleep(LOOK).await;
     let asks = proxy.hold_request(question());
     answer.release();
-    block_in_place(|| asks.wait_held(BOUND)).expect("it asks again");
+    is_held(&asks).await;
     assert_eq!(scripts(), sent, "no number is known");
     asks.release();
     let guard = granted(asking).await;
@@ -186,7 +180,7 @@ async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: 
     follows(primary, 2).await;
     let f = Fixture::hash(Topology::cluster(cluster.urls()));
     let ([manager], name) = f.scene_with(all()).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     assert!(primary.proxy().requests_seen(wait_for(2)) >= 1 && primary.proxy().requests_seen(wait_for(1)) == 0);
 
     lost.kill();
@@ -205,7 +199,7 @@ async fn replica_that_a_cluster_names_is_required_until_it_is_forgotten(server: 
     }
     tokio::time::sleep(LOOK).await;
     primary.proxy().forget_requests();
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     assert!(primary.proxy().requests_seen(wait_for(1)) >= 1, "one is named");
 }
 
@@ -213,40 +207,37 @@ async fn no_grant_counts_where_a_cluster_has_no_replica_left(server: Server) {
     let cluster = Cluster::builder(server).node_timeout(Duration::from_secs(2)).start().expect("the cluster starts");
     let f = Fixture::hash(Topology::cluster(cluster.urls()));
     let ([manager], name) = f.scene_with(all()).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     let old = cluster.primary_of_slot(cluster.keyslot(f.hash_key(&name)));
     let heir = cluster.replicas_of(old)[0];
     old.kill();
-    until("the replica has taken over", async || {
-        ask(heir, &["ROLE"]).array().is_some_and(|role| role[0].text().is_some_and(|role| role == "master"))
-    })
-    .await;
-    assert_missing(soon("an answer", manager.write(&name).into_future()).await, 1, 0);
+    until("the replica has taken over", async || role_of(heir) == "master").await;
+    assert_missing(soon("an answer", manager.write(&name)).await, 1, 0);
     f.becomes_free(&name).await;
     old.restart().expect("it starts");
     let key = f.hash_key(&name).replace(":lock", ":follows");
     until("the old primary follows", async || online(heir) == 1).await;
     block_in_place(|| wait_until_followed_by(heir, 1, &key));
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
 }
 
 async fn old_primary_is_required_behind_sentinels(server: Server) -> Outcome {
     let servers = Sentinels::start(server)?;
-    let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let f = Fixture::hash(behind_sentinels(&servers));
     let (manager, held, name) = (f.manager_with(all()).await, f.name(), f.name());
     let guard = manager.write(&held).await.expect("granted by both replicas");
     let old = servers.primary();
     old.kill();
     block_in_place(|| servers.wait_for_failover_from(old)).expect("another primary");
     block_in_place(|| servers.wait_ok()).expect("the replica that is left follows");
-    assert_missing(soon("an answer", manager.write(&name).into_future()).await, 2, 1);
+    assert_missing(soon("an answer", manager.write(&name)).await, 2, 1);
     assert_missing(f.connect(all()).await, 2, 1);
     f.becomes_free(&name).await;
     assert!(!f.view(&held).await.is_free(), "whichever was promoted knows the hold");
 
     old.restart()?;
     block_in_place(|| servers.wait_ok()).expect("both follow");
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     guard.release().await?;
     Ok(())
 }
@@ -254,17 +245,17 @@ async fn old_primary_is_required_behind_sentinels(server: Server) -> Outcome {
 /// A replica that fails while too few Sentinels answer stays required, since nothing says that it is gone for good.
 async fn silent_sentinels_lower_no_number(server: Server) {
     let servers = Sentinels::start(server).expect("they start");
-    let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let f = Fixture::hash(behind_sentinels(&servers));
     let ([manager], name) = f.scene_with(all()).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     let (primary, lost) = (servers.primary(), servers.replicas()[0]);
     servers.sentinels().iter().for_each(Node::kill);
     tokio::time::sleep(LOOK).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     lost.kill();
     until("the primary has lost it", async || online(primary) == 1).await;
     tokio::time::sleep(LOOK).await;
-    assert_missing(soon("an answer", manager.write(&name).into_future()).await, 2, 1);
+    assert_missing(soon("an answer", manager.write(&name)).await, 2, 1);
     // A manager that looks at the lock needs a Sentinel.
     servers.sentinels().iter().for_each(|sentinel| sentinel.restart().expect("it starts"));
     f.becomes_free(&name).await;
@@ -272,14 +263,14 @@ async fn silent_sentinels_lower_no_number(server: Server) {
 
 async fn refusing_sentinel_beside_silent_ones_stops_no_grant(server: Server) {
     let servers = Sentinels::start(server).expect("they start");
-    let f = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let f = Fixture::hash(behind_sentinels(&servers));
     let ([manager], name) = f.scene_with(all()).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     let [refusing, silent @ ..] = servers.sentinels() else { panic!("it has Sentinels") };
     ask(refusing, &["SENTINEL", "REMOVE", servers.primary_name()]);
     silent.iter().for_each(Node::kill);
     tokio::time::sleep(LOOK).await;
-    use_once(&manager, &name).await;
+    works(&*manager, &name).await;
     silent.iter().for_each(|sentinel| sentinel.restart().expect("it starts"));
     f.becomes_free(&name).await;
 }

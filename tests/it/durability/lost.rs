@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use cluster_testenv::{HeldReply, Matcher, Proxy};
 use redis_rwlock::{Error, Topology};
-use tokio::task::block_in_place;
 
 use super::{Field, LEASE, on_a_pair, settings};
 use crate::fixture::{Manager, Settings};
-use crate::wait::{BOUND, granted, soon};
+use crate::wait::{granted, soon, spawn};
+use crate::wire::{is_applied, is_held};
 
 on_a_pair![
     grant_counts_only_when_it_was_asked_for_again_and_acknowledged,
@@ -39,11 +39,6 @@ impl Lost {
     }
 }
 
-/// Waits until a replica has acknowledged. The proxy holds the reply to `WAIT`, and has passed on that to the script.
-fn acknowledged(reply: &HeldReply) {
-    block_in_place(|| reply.wait_applied(BOUND)).expect("a replica has it");
-}
-
 impl Field {
     fn proxy(&self) -> &Proxy {
         self.pair.primary.proxy()
@@ -61,15 +56,15 @@ async fn grant_counts_only_when_it_was_asked_for_again_and_acknowledged(f: &Fiel
     for lost in [Lost::Cut, Lost::Dropped] {
         let name = f.fixture.name();
         let reply = f.proxy().hold_reply(Matcher::command("WAIT"));
-        let asking = tokio::spawn(manager.write(&name).into_future());
-        acknowledged(&reply);
+        let asking = spawn(manager.write(&name));
+        is_applied(&reply).await;
         let again = f.proxy().hold_request(Matcher::command("EVALSHA").and(name.as_str()));
         // Armed before the request is repeated, because its `WAIT` may come together with it.
         let next_reply = f.proxy().hold_reply(Matcher::command("WAIT"));
         lost.befalls(reply);
-        block_in_place(|| again.wait_held(BOUND)).expect("it is asked for again");
+        is_held(&again).await;
         again.release();
-        acknowledged(&next_reply);
+        is_applied(&next_reply).await;
         assert!(!asking.is_finished(), "{lost:?}: it counts without the word of a replica");
         assert_eq!(bystander.inspect(&name).await.expect("inspected").holders.len(), 1, "{lost:?}: one hold");
         next_reply.release();
@@ -85,8 +80,8 @@ async fn grant_is_given_back_when_nobody_can_be_asked_again(f: &Field) {
     f.loads_all_scripts(&manager).await;
     let name = f.fixture.name();
     let reply = f.proxy().hold_reply(Matcher::command("WAIT"));
-    let asking = tokio::spawn(manager.write(&name).into_future());
-    acknowledged(&reply);
+    let asking = spawn(manager.write(&name));
+    is_applied(&reply).await;
     f.proxy().refuse();
     f.proxy().cut();
     let error = soon("the answer", asking).await.expect("no panic").expect_err("no replica's word has come");
@@ -103,7 +98,7 @@ async fn grant_of_who_dies_meanwhile_ends_with_its_lease(f: &Field) {
     let wanted = name.clone();
     let reply = f.proxy().hold_reply(Matcher::command("WAIT"));
     process.start(|manager| Box::pin(manager.write(&wanted).into_future()));
-    acknowledged(&reply);
+    is_applied(&reply).await;
     process.die().await;
     reply.cut();
     let view = bystander.inspect(&name).await.expect("inspected");

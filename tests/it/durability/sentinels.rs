@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use cluster_testenv::{Node, Sentinels, Server};
-use redis_rwlock::{Durability, Error, HoldState, Replicas, Topology};
+use redis_rwlock::{Durability, Error, HoldState, Replicas};
 use tokio::task::block_in_place;
 
 use super::settings;
 use crate::fixture::{Fixture, Settings};
 use crate::router::field::on_own_servers;
+use crate::topology::behind_sentinels;
 use crate::wait::{BOUND, Outcome, soon, until};
 
 on_own_servers![replicas_of_the_new_primary_are_counted_after_a_failover];
@@ -31,7 +32,7 @@ fn assert_one_of_two<T>(result: Result<T, Error>, primary: &Node) {
 
 async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server) -> Outcome {
     let servers = Sentinels::start(server)?;
-    let fixture = Fixture::hash(Topology::sentinel(servers.primary_name(), servers.urls()));
+    let fixture = Fixture::hash(behind_sentinels(&servers));
     let too_many = fixture.connect(of(3)).await.map(drop).expect_err("there are two");
     assert_matches!(too_many, Error::NotEnoughReplicas { asked: 3, acknowledged: 2, .. });
     let (one, two) = (fixture.manager_with(of(1)).await, fixture.manager_with(of(2)).await);
@@ -42,7 +43,7 @@ async fn replicas_of_the_new_primary_are_counted_after_a_failover(server: Server
     old.kill();
     let new = block_in_place(|| servers.wait_for_failover_from(old)).expect("another primary");
     block_in_place(|| servers.wait_ok()).expect("the replica that is left follows");
-    let granted = soon("the grant of the new primary", one.write(&other).into_future()).await;
+    let granted = soon("the grant of the new primary", one.write(&other)).await;
     granted.expect("one replica is left").release().await?;
     assert!(one.try_write(&held).await?.is_none(), "whichever was promoted knows of it");
     assert_one_of_two(two.write(&other).await, new);

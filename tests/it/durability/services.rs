@@ -1,14 +1,14 @@
 //! Level of services that store each write before they answer it. A grant counts at an answer, and never by a
 //! notification alone.
 
-use cluster_testenv::{Matcher, Node, Server};
-use redis_rwlock::{Durability, HoldState, Topology};
-use tokio::task::block_in_place;
+use cluster_testenv::{Matcher, Server};
+use redis_rwlock::{Durability, HoldState};
 
-use crate::fixture::{Fixture, Kind, ServerFixture, Settings};
+use crate::fixture::{Kind, ServerFixture, Settings};
+use crate::nodes::{hash_on, proxied};
 use crate::router::field::on_own_servers;
-use crate::wait::{BOUND, Outcome, granted};
-use crate::wire::Script;
+use crate::wait::{Outcome, granted};
+use crate::wire::{Script, is_held};
 
 on_own_servers![grants_count_at_the_answer_and_nothing_waits_for_replicas, notified_grant_counts_when_it_is_answered];
 
@@ -17,8 +17,8 @@ fn of_the_server() -> Settings {
 }
 
 async fn grants_count_at_the_answer_and_nothing_waits_for_replicas(server: Server) -> Outcome {
-    let node = Node::builder(server).proxied().start()?;
-    let f = Fixture::hash(Topology::node(node.url()));
+    let node = proxied(server);
+    let f = hash_on(&node);
     let manager = f.manager_with(of_the_server()).await;
     let name = f.name();
     let guard = manager.write(&name).await?;
@@ -38,7 +38,7 @@ async fn notified_grant_counts_when_it_is_answered(server: Server) -> Outcome {
     // The waiter hears of its grant, and its next request is on its way to the service.
     let asks = f.proxy(&name).hold_request(f.requests(Script::Acquire, &name));
     guard.release().await?;
-    block_in_place(|| asks.wait_held(BOUND)).expect("it asks the server");
+    is_held(&asks).await;
     assert!(!waiting.is_finished(), "the notification alone does not count");
     asks.release();
     let guard = granted(waiting).await;

@@ -9,9 +9,12 @@ use redis_rwlock::{Error, Tls, Topology};
 use super::{LONG_WAIT, SHORT_WAIT, settings};
 use crate::fixture::Fixture;
 use crate::servers::waiting_at;
-use crate::wait::{bounded, granted, until};
+use crate::wait::{bounded, granted, spawn, until};
 
-crate::fixture::on_two_threads![grants_count_when_a_replica_has_them];
+crate::fixture::on_two_threads![
+    grants_count_when_a_replica_has_them_with_a_client_certificate,
+    grants_count_when_a_replica_has_them
+];
 
 /// Number of callers: more than there are connections, so that scripts of several callers share a pipeline.
 const CALLERS: usize = 100;
@@ -22,7 +25,6 @@ async fn grants_count_when_a_replica_has_them() {
     grants_wait_for_a_replica(TlsClients::Optional, trusting).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_count_when_a_replica_has_them_with_a_client_certificate() {
     let with_client = |all: &Certificates| trusting(all).client_pem(all.client_cert_pem(), all.client_key_pem());
     bounded(grants_wait_for_a_replica(TlsClients::Required, with_client)).await;
@@ -50,7 +52,7 @@ async fn grants_wait_for_a_replica(clients: TlsClients, tls: impl Fn(&Certificat
 
     let (held, asked) = (patient.write(&names[0]).await.expect("granted"), &names[1]);
     replica.pause();
-    let waiting = tokio::spawn(patient.write(asked).into_future());
+    let waiting = spawn(patient.write(asked));
     let waits = async || waiting_at(primary) >= 1 && !f.view(asked).await.is_free();
     until("the primary waits for the replica", waits).await;
     held.release().await.expect("nobody waits for a `WAIT` of others");

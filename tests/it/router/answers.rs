@@ -10,9 +10,12 @@ use tokio::task::JoinSet;
 
 use super::field::on_own_servers;
 use super::pretender::Pretender;
+use crate::errors::assert_refused;
 use crate::fixture::{Fixture, RENEWED, Settings};
+use crate::nodes::{follow, hash_on};
 use crate::servers::ask;
-use crate::wait::{Outcome, granted, soon, until, until_renewed};
+use crate::topology::behind_sentinels;
+use crate::wait::{Outcome, granted, soon, spawn, until, until_renewed};
 
 on_own_servers![
     not_now_is_waited_out_or_told_in_time,
@@ -49,10 +52,9 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) -> Outcome {
         let name = fixture.name();
         let held = patient.write(&fixture.name()).await?;
         pretender.refuses(answer);
-        let (asking, wanted) = (Arc::clone(&patient), name.clone());
-        let waiting = tokio::spawn(async move { asking.write(&wanted).await });
+        let waiting = spawn(patient.write(&name));
         let asked = Instant::now();
-        let error = soon("the answer", impatient.write(&name).into_future()).await.expect_err("not now");
+        let error = soon("the answer", impatient.write(&name)).await.expect_err("not now");
         assert!(matches!(error, Error::Unreachable { source: Some(_), .. }), "{answer}: {error:?}");
         // One attempt goes on for a response timeout. The rest is for a busy machine.
         let most = unreachable_after + Duration::from_millis(500) + Duration::from_secs(3);
@@ -70,18 +72,18 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) -> Outcome {
 async fn read_only_server_is_a_refusal(server: Server) -> Outcome {
     let primary = Node::start(server)?;
     let node = Node::start(server)?;
-    let fixture = Fixture::hash(Topology::node(node.url()));
+    let fixture = hash_on(&node);
     let manager = fixture.manager_with(Settings::lease(RENEWED)).await;
     let (name, held) = (fixture.name(), manager.write("kept").await?);
-    ask(&node, &["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
+    follow(&node, &primary);
     let refused = async |acquiring: redis_rwlock::Result<()>| match acquiring {
         Err(Error::Refused { refusal: Refusal::ReadOnly, .. }) => {}
         other => panic!("{other:?}"),
     };
-    refused(soon("the answer", manager.write(&name).into_future()).await.map(drop)).await;
+    refused(soon("the answer", manager.write(&name)).await.map(drop)).await;
     refused(soon("the answer", manager.try_read(&name)).await.map(drop)).await;
     ask(&node, &["REPLICAOF", "NO", "ONE"]);
-    let guard = soon("a grant", manager.write(&name).into_future()).await.expect("it takes writes again");
+    let guard = soon("a grant", manager.write(&name)).await.expect("it takes writes again");
     guard.release().await?;
     // The other server's data may have replaced the node's own. The manager renews or loses the hold, and does not
     // guess.
@@ -138,7 +140,7 @@ async fn error_of_somebody_else_is_one_callers_refusal(server: Server) {
 /// The lease here is longer than that.
 async fn hold_follows_the_primary_that_sentinels_name(server: Server) -> Outcome {
     let sentinels = Sentinels::start(server)?;
-    let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
+    let fixture = Fixture::hash(behind_sentinels(&sentinels));
     let manager = fixture.manager_with(Settings::lease(RENEWED * 10)).await;
     let name = fixture.name();
     let key = fixture.hash_key(&name);
@@ -155,7 +157,7 @@ async fn hold_follows_the_primary_that_sentinels_name(server: Server) -> Outcome
     let before_ms = deadline_ms(new);
     sentinels.wait_ok().expect("the old one is a replica");
     // The old primary answers READONLY now.
-    let guard = soon("a grant", manager.write(&fixture.name()).into_future()).await.expect("the new one is found");
+    let guard = soon("a grant", manager.write(&fixture.name())).await.expect("the new one is found");
     guard.release().await?;
     until("it is renewed where it is now", async || deadline_ms(new) > before_ms).await;
     assert_eq!(held.state(), HoldState::Held);
@@ -214,8 +216,8 @@ async fn connection_whose_login_has_ended_is_replaced(server: Server) -> Outcome
     let made = pretender.connections();
     pretender.refuses(NO_LOGIN);
     until("another connection", async || pretender.connections() > made).await;
-    let error = soon("the answer", manager.write("cfg").into_future()).await.expect_err("no connection helps");
-    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+    let error = soon("the answer", manager.write("cfg")).await.expect_err("no connection helps");
+    assert_refused(&error, Refusal::Unauthenticated);
     pretender.tells_the_truth();
     until_renewed("a renewal", || guard.remaining()).await;
     assert_eq!(guard.state(), HoldState::Held);

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Error, HoldState, LossReason, Topology};
-use tokio::task::block_in_place;
 
 use super::field::on_own_servers;
 use crate::fixture::{Fixture, Manager, Settings};
+use crate::nodes::proxied;
 use crate::scripts::{hash, two_key};
 use crate::servers::ask;
-use crate::wait::{BOUND, Outcome, soon, until};
+use crate::wait::{Outcome, soon, until};
+use crate::wire::{arrives, is_applied, is_held};
 
 on_own_servers![
     upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands,
@@ -32,7 +33,7 @@ impl Stage {
         let two_key: (&str, fn(Topology) -> Fixture) = (two_key::CONVERT, Fixture::two_key);
         let mut stages = Vec::new();
         for (script, fixture) in [hash, two_key] {
-            let node = Node::builder(server).proxied().start().expect("the server starts");
+            let node = proxied(server);
             ask(&node, &["SCRIPT", "LOAD", script]);
             let convert = Matcher::command("EVALSHA").and(redis::Script::new(script).get_hash().to_owned());
             let fixture = fixture(Topology::node(node.url()));
@@ -55,7 +56,7 @@ async fn upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands(server: 
         let reading = manager.read(&name).await?;
         let held = node.proxy().hold_request(convert);
         let upgrading = tokio::spawn(reading.try_upgrade());
-        block_in_place(|| held.wait_held(BOUND)).expect("sent");
+        is_held(&held).await;
         node.proxy().freeze();
         let Err(refused) = soon("an end", upgrading).await? else { panic!("nobody has answered") };
         assert!(matches!(refused.error(), Error::Unreachable { .. }), "{:?}", refused.error());
@@ -63,7 +64,7 @@ async fn upgrade_that_never_arrives_leaves_a_guard_in_doubt_that_stands(server: 
         assert_eq!(reading.state(), HoldState::Unconfirmed);
         node.proxy().heal();
         until("no copy can arrive any more", async || reading.state() == HoldState::Held).await;
-        block_in_place(|| held.release_and_wait(BOUND)).expect("arrived late");
+        arrives(held);
         let other = fixture.manager().await;
         let beside = other.try_read(&name).await?.expect("nobody writes");
         beside.release().await?;
@@ -80,7 +81,7 @@ async fn upgrade_whose_reply_never_comes_is_found_again_or_given_back(server: Se
             let reading = manager.read(&name).await?;
             let held = node.proxy().hold_reply(convert.clone());
             let upgrading = tokio::spawn(reading.try_upgrade());
-            block_in_place(|| held.wait_applied(BOUND)).expect("applied");
+            is_applied(&held).await;
             node.proxy().freeze();
             let Err(refused) = soon("an end", upgrading).await? else { panic!("nobody has answered") };
             held.drop_reply();
@@ -106,7 +107,7 @@ async fn downgrade_that_nobody_answers_ends_the_guard(server: Server) {
         let writing = manager.write(&name).await.expect("granted");
         let held = node.proxy().hold_reply(convert);
         let downgrading = tokio::spawn(writing.downgrade());
-        block_in_place(|| held.wait_applied(BOUND)).expect("applied");
+        is_applied(&held).await;
         node.proxy().freeze();
         let Err(refused) = soon("an end", downgrading).await.expect("no panic") else { panic!("nobody has answered") };
         held.drop_reply();

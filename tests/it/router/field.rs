@@ -63,6 +63,11 @@ impl Field {
         ours.next().expect("one of so many lies there")
     }
 
+    /// A hash tag whose slot the first node owns.
+    pub fn tag(&self) -> String {
+        self.tag_at(&self.cluster.nodes()[0])
+    }
+
     /// The owner of a tag's slot.
     pub fn owner(&self, tag: &str) -> &Node {
         self.cluster.primary_of_slot(self.cluster.keyslot(tag))

@@ -4,16 +4,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Cluster, Matcher, Node, Server};
+use cluster_testenv::{Cluster, Matcher, Server};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use redis_rwlock::{HoldState, HoldWatch, Topology, WriteGuard};
+use redis_rwlock::{HoldState, HoldWatch, WriteGuard};
 use tokio::task::block_in_place;
 
 use super::field::{Field, name_of, on_own_servers};
-use crate::fixture::{Fixture, Manager, Settings};
+use crate::fixture::{Manager, Settings};
+use crate::nodes::{hash_on, proxied};
 use crate::servers::{SUPPORTED, ask};
-use crate::wait::{BOUND, Outcome, granted, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, spawn, until};
+use crate::wire::is_held;
 
 on_own_servers![
     grant_that_comes_when_it_is_no_longer_true_is_not_believed,
@@ -27,8 +29,8 @@ const REPETITIONS: usize = 50;
 /// server's data, as with a primary whose successor never had it, and another process takes the lock. Then the reply
 /// comes. No server is frozen here, because only one thing matters: the reply is older than the response timeout.
 async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) -> Outcome {
-    let node = Node::builder(server).proxied().start()?;
-    let fixture = Fixture::hash(Topology::node(node.url()));
+    let node = proxied(server);
+    let fixture = hash_on(&node);
     let quick = Settings { response_timeout: Duration::from_millis(60), ..Settings::label("late") };
     let (late, other) = (fixture.manager_with(quick).await, fixture.manager().await);
     // Both know the script from now on.
@@ -38,13 +40,13 @@ async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Serv
         let key = fixture.hash_key(&name);
         let copies = Matcher::command("EVALSHA").and(key.as_str()).and(".late");
         let first = node.proxy().hold_reply(copies.clone());
-        let asking = tokio::spawn(late.write(&name).into_future());
+        let asking = spawn(late.write(&name));
         block_in_place(|| first.wait_applied(BOUND)).expect("granted by the server");
         // The proxy holds the repeated request, so that it cannot be granted next.
         let second = node.proxy().hold_request(copies.clone());
         ask(&node, &["DEL", &key]);
         let guard = other.write(&name).await?;
-        block_in_place(|| second.wait_held(BOUND)).expect("the first one is no longer waited for");
+        is_held(&second).await;
         first.release();
         second.release();
         // The next request goes out when the manager has read the second reply, which comes after the first one.
@@ -71,7 +73,7 @@ async fn frozen_primary_is_left_for_the_one_that_took_its_place(server: Server) 
     let cluster = Cluster::builder(server).node_timeout(Duration::from_secs(1)).start();
     let field = Field::on(cluster);
     let manager = field.manager_with(quick()).await;
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     manager.write(&name_of(&tag, 0)).await?.release().await?;
     let old = field.owner(&tag);
     old.pause();
@@ -153,7 +155,7 @@ async fn wake_old_primaries(server: Server, rounds: usize) -> usize {
     // A primary votes only once within two node timeouts for a replica of the same primary, so these must be short.
     let field = Field::on(Cluster::builder(server).node_timeout(Duration::from_secs(1)).start());
     let managers = [field.manager_with(quick()).await, field.manager_with(quick()).await];
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     let mut answered_ok = 0;
     for round in 0..rounds {
         for (n, manager) in managers.iter().enumerate() {

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::Settings;
+use crate::nodes::reader_of;
 use crate::servers::ask;
 use crate::wait::{BOUND, Outcome, granted, soon, until};
 
@@ -79,8 +80,7 @@ impl Holds {
     async fn last_deadlines_ms(&self, field: &Field) -> Vec<(String, u128)> {
         let node = self.hurt(field);
         node.pause_writes(BOUND * 10).expect("paused");
-        let mut replica = field.cluster.replicas_of(node)[0].client().expect("connected");
-        replica.command(&["READONLY"]).expect("answered").into_result().expect("it may be read");
+        let mut replica = reader_of(field.cluster.replicas_of(node)[0]);
         let mut deadlines_ms = Vec::new();
         for (name, _) in self.guards.iter().filter(|(name, _)| self.is_hurt(name)) {
             let key = field.hash_key(name);
@@ -182,15 +182,14 @@ fn cut_off(replica: &Node, primary: &Node) {
 
 async fn release_that_a_failover_lost_is_told_to_the_new_primary(server: Server) -> Outcome {
     let field = Field::with_replicas(server);
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     let (primary, replica) = (field.owner(&tag), field.cluster.replicas_of(field.owner(&tag))[0]);
     let (lost, later) = (name_of(&tag, 0), name_of(&tag, 1));
     // The lease is longer than this case runs.
     let manager = field.manager_with(Settings::lease(BOUND * 10)).await;
     let guard = manager.write(&lost).await?;
     let key = field.hash_key(&lost);
-    let mut reader = replica.client()?;
-    reader.command(&["READONLY"])?.into_result().expect("it may be read");
+    let mut reader = reader_of(replica);
     until("the replica has it", async || !reader.command(&["HGET", &key, "h"]).expect("answered").is_nil()).await;
 
     cut_off(replica, primary);

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_testenv::{Fault, HeldReply, Matcher, Node, Proxy, Server};
-use redis_rwlock::{HoldState, LossReason, Mode, Topology};
+use redis_rwlock::{HoldState, LossReason, Mode};
 use tokio::task::block_in_place;
 
 use super::field::on_own_servers;
 use crate::fixture::{Fixture, RENEWED, Settings};
+use crate::nodes::{hash_on, proxied};
 use crate::scripts::hash::{ACQUIRE, LEAVE, RENEW};
 use crate::servers::ask;
-use crate::wait::{BOUND, Outcome, granted, soon, until};
+use crate::wait::{BOUND, Outcome, granted, soon, spawn, until};
+use crate::wire::{arrives, is_held};
 
 on_own_servers![
     acquisition_finds_its_own_hold,
@@ -67,11 +69,11 @@ fn calls(script: &str, key: &str) -> Matcher {
 
 /// A server behind a proxy that knows all scripts already.
 fn start(server: Server) -> (Node, Fixture) {
-    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let node = proxied(server);
     for script in [ACQUIRE, LEAVE, RENEW] {
         ask(&node, &["SCRIPT", "LOAD", script]);
     }
-    let fixture = Fixture::hash(Topology::node(node.url()));
+    let fixture = hash_on(&node);
     (node, fixture)
 }
 
@@ -169,8 +171,8 @@ async fn copy_that_comes_late_changes_nothing(server: Server) -> Outcome {
         let name = fixture.name();
         let key = fixture.hash_key(&name);
         let held = node.proxy().hold_request(calls(ACQUIRE, &key));
-        let asking = tokio::spawn(manager.write(&name).into_future());
-        block_in_place(|| held.wait_held(BOUND)).expect("sent");
+        let asking = spawn(manager.write(&name));
+        is_held(&held).await;
         // The retry, on a connection of its own.
         let guard = granted(asking).await;
         guard.release().await?;
@@ -182,7 +184,7 @@ async fn copy_that_comes_late_changes_nothing(server: Server) -> Outcome {
         };
         let writer = || ask(&node, &["HGET", &key, "h"]);
         let before = writer();
-        block_in_place(|| held.release_and_wait(BOUND)).expect("arrived late");
+        arrives(held);
         assert_eq!(writer(), before, "taken by another: {is_taken_by_another}");
         if let Some(heir) = heir {
             heir.release().await?;

@@ -1,14 +1,12 @@
 //! Slots that move under load: no request fails, no hold is lost, no writer is inside beside another holder.
 
-use std::sync::Arc;
-
 use cluster_testenv::{Cluster, Node, Server, SlotMigration};
 use redis_rwlock::{HoldState, WriteGuard};
 use tokio::task::JoinHandle;
 
 use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Manager, RENEWED, Settings};
-use crate::wait::{Outcome, granted};
+use crate::wait::{Outcome, granted, spawn};
 
 on_own_servers![
     slot_moves_step_by_step_under_load,
@@ -32,8 +30,7 @@ impl Traffic {
             [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
         let name = name_of(tag, 99);
         let held = managers[0].write(&name).await.expect("granted");
-        let (other, wanted) = (Arc::clone(&managers[1]), name.clone());
-        let waiting = tokio::spawn(async move { other.write(&wanted).await });
+        let waiting = spawn(managers[1].write(&name));
         let busy: Vec<String> = (0..4).map(|n| name_of(tag, n)).collect();
         let load = Load::start(&managers, busy.clone(), 16);
         let names = busy.into_iter().chain([name]).collect();
@@ -71,13 +68,17 @@ fn another(cluster: &Cluster, slot: u16) -> &Node {
     cluster.primaries().into_iter().find(|node| node.port() != owner).expect("there are three")
 }
 
+/// Begins to move the tag's slot to another primary.
+fn migrate<'a>(field: &'a Field, tag: &str) -> SlotMigration<'a> {
+    let slot = field.cluster.keyslot(tag);
+    SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins")
+}
+
 async fn slot_moves_step_by_step_under_load(server: Server) {
     let field = Field::primaries(server);
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
-    let slot = field.cluster.keyslot(&tag);
+    let tag = field.tag();
     let traffic = Traffic::start(&field, &tag).await;
-    let migration =
-        SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins");
+    let migration = migrate(&field, &tag);
     traffic.goes_on("all keys are at the source").await;
     for name in &traffic.names {
         assert!(migration.move_key(field.hash_key(name)).expect("moved"), "{name} was there");
@@ -91,11 +92,9 @@ async fn slot_moves_step_by_step_under_load(server: Server) {
 
 async fn slot_that_stays_after_all_loses_nothing(server: Server) {
     let field = Field::primaries(server);
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
-    let slot = field.cluster.keyslot(&tag);
+    let tag = field.tag();
     let traffic = Traffic::start(&field, &tag).await;
-    let migration =
-        SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot)).expect("the migration begins");
+    let migration = migrate(&field, &tag);
     traffic.goes_on("all keys are at the source").await;
     migration.abandon().expect("the slot stays");
     traffic.renews("the slot has stayed").await;
@@ -105,15 +104,13 @@ async fn slot_that_stays_after_all_loses_nothing(server: Server) {
 async fn locks_without_a_key_are_taken_at_the_new_owner(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let (holder, other) = (field.manager_with(Settings::lease(RENEWED)).await, field.manager().await);
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
-    let slot = field.cluster.keyslot(&tag);
-    let migration = SlotMigration::begin(&field.cluster, slot, another(&field.cluster, slot))?;
+    let tag = field.tag();
+    let migration = migrate(&field, &tag);
     let (name, key) = (name_of(&tag, 0), field.hash_key(&name_of(&tag, 0)));
     let guard = holder.write(&name).await?;
     assert!(migration.keys_left()?.is_empty(), "the key is at the new owner");
     assert!(other.try_read(&name).await?.is_none(), "it is held there");
-    let (waiting, wanted) = (Arc::clone(&other), name.clone());
-    let waiting = tokio::spawn(async move { waiting.write(&wanted).await });
+    let waiting = spawn(other.write(&name));
     tokio::time::sleep(RENEWED).await;
     assert_eq!(guard.state(), HoldState::Held, "it is renewed there");
     migration.finish()?;
@@ -142,7 +139,7 @@ async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) -> Out
     for n in 0..8 {
         held.push(holder.write(&name_of(&other, n)).await?);
     }
-    let migration = SlotMigration::begin(&field.cluster, slot_of(&tag), another(&field.cluster, slot_of(&tag)))?;
+    let migration = migrate(&field, &tag);
     assert!(migration.move_key(field.hash_key(&name_of(&tag, 0))).expect("moved"), "it was there");
     migration.to().proxy().freeze();
     tokio::time::sleep(RENEWED * 2).await;
@@ -156,7 +153,7 @@ async fn renewals_do_not_wait_for_one_that_goes_elsewhere(server: Server) -> Out
 /// Moves a slot at once. Where the servers cannot, they refuse the order, and the slot stays.
 async fn slot_moves_at_once_there_and_back_under_load(server: Server) {
     let field = Field::primaries(server);
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     let slot = field.cluster.keyslot(&tag);
     let traffic = Traffic::start(&field, &tag).await;
     for _ in 0..4 {

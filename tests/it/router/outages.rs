@@ -7,7 +7,9 @@ use redis_rwlock::{Error, HoldState, LossReason, Topology};
 
 use super::field::{Field, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, alone_on_every_server};
-use crate::wait::{Outcome, granted, soon, until};
+use crate::nodes::hash_on;
+use crate::topology::behind_sentinels;
+use crate::wait::{Outcome, soon, until, works};
 
 on_own_servers![
     shard_that_is_gone_is_unreachable_and_the_others_work,
@@ -26,15 +28,10 @@ fn impatient() -> Settings {
     Settings { unreachable_after: UNREACHABLE_AFTER, ..Settings::lease(LEASE) }
 }
 
-async fn works(manager: &Manager, name: &str) {
-    let guard = granted(manager.write(name)).await;
-    guard.release().await.expect("ours to the end");
-}
-
 /// Asserts that an acquisition fails as unreachable: not before `UNREACHABLE_AFTER` is over, and not much later.
 async fn is_unreachable(manager: &Manager, name: &str) {
     let asked = Instant::now();
-    let error = soon("the error", manager.write(name).into_future()).await.expect_err("nobody can grant it");
+    let error = soon("the error", manager.write(name)).await.expect_err("nobody can grant it");
     assert_matches!(error, Error::Unreachable { .. });
     let waited = asked.elapsed();
     let most = UNREACHABLE_AFTER + Settings::default().response_timeout * 2 + LATE;
@@ -67,7 +64,7 @@ async fn shard_that_is_gone_is_unreachable_and_the_others_work(server: Server) -
     let shard = kill_and_restart_later(&shard);
     is_unreachable(&manager, &name_of(&tags[0], 1)).await;
     for tag in &tags[1..] {
-        works(&manager, &name_of(tag, 1)).await;
+        works(&*manager, &name_of(tag, 1)).await;
     }
     assert_eq!(soon("word of the loss", gone.lost()).await, LossReason::Expired);
     assert_eq!(stays.state(), HoldState::Held, "its shard is well");
@@ -95,7 +92,7 @@ async fn cluster_without_a_majority_is_unreachable_until_it_is_well(server: Serv
         info.text().is_some_and(|text| text.contains("cluster_state:fail"))
     })
     .await;
-    let error = soon("the error", manager.write(&name_of(&tags[0], 1)).into_future()).await.expect_err("it is down");
+    let error = soon("the error", manager.write(&name_of(&tags[0], 1))).await.expect_err("it is down");
     let shown = format!("{error:?}");
     assert!(matches!(error, Error::Unreachable { .. }) && shown.contains("CLUSTERDOWN"), "{shown}");
     assert_eq!(soon("word of the loss", gone.lost()).await, LossReason::Expired);
@@ -148,13 +145,13 @@ async fn one_answer_is_not_waited_for(manager: &Manager, name: &str) {
 async fn try_now_at_a_killed_primary_ends_in_time(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let manager = field.manager_with(asking_once()).await;
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
-    works(&manager, &name_of(&tag, 0)).await;
+    let tag = field.tag();
+    works(&*manager, &name_of(&tag, 0)).await;
     field.owner(&tag).kill();
     one_answer_is_not_waited_for(&manager, &name_of(&tag, 0)).await;
 
     let node = Node::start(server)?;
-    for fixture in [Fixture::hash(Topology::node(node.url())), Fixture::two_key(Topology::node(node.url()))] {
+    for fixture in [hash_on(&node), Fixture::two_key(Topology::node(node.url()))] {
         let manager = fixture.manager_with(asking_once()).await;
         node.kill();
         one_answer_is_not_waited_for(&manager, "cfg").await;
@@ -162,7 +159,7 @@ async fn try_now_at_a_killed_primary_ends_in_time(server: Server) -> Outcome {
     }
 
     let sentinels = Sentinels::start(server)?;
-    let fixture = Fixture::hash(Topology::sentinel(sentinels.primary_name(), sentinels.urls()));
+    let fixture = Fixture::hash(behind_sentinels(&sentinels));
     let manager = fixture.manager_with(asking_once()).await;
     // No replica is left to take the primary's place.
     sentinels.replicas().into_iter().for_each(Node::kill);
@@ -174,7 +171,7 @@ async fn try_now_at_a_killed_primary_ends_in_time(server: Server) -> Outcome {
 async fn try_now_at_a_frozen_server_ends_in_time(f: &ServerFixture) {
     let manager = f.manager_with(asking_once()).await;
     let name = f.name();
-    works(&manager, &name).await;
+    works(&*manager, &name).await;
     let lazy = f.lazy_manager(asking_once()).await;
     f.servers.pause();
     one_answer_is_not_waited_for(&manager, &name).await;

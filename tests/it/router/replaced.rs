@@ -20,7 +20,7 @@ const BOUND: Duration = Duration::from_secs(240);
 async fn all_shards_work(cluster: &Cluster, field: &Field, manager: &Manager, round: usize) {
     for primary in cluster.primaries() {
         let name = name_of(&field.tag_at(primary), round);
-        let guard = soon("a grant", manager.write(&name).into_future()).await.expect("its shard is well");
+        let guard = soon("a grant", manager.write(&name)).await.expect("its shard is well");
         guard.release().await.expect("ours to the end");
     }
 }
@@ -73,7 +73,7 @@ async fn healthy_cluster_is_not_asked_for_its_map(server: Server) -> Outcome {
 async fn rolling_replacement_at_new_addresses_loses_nothing(server: Server) {
     let mut field = Field::on(Cluster::builder(server).node_timeout(Duration::from_secs(15)).start());
     let manager = field.manager_with(Settings::lease(Duration::from_secs(10))).await;
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     let held = name_of(&tag, 1000);
     let guard = manager.write(&held).await.expect("granted");
     let before: Vec<u16> = field.cluster.nodes().iter().map(Node::port).collect();

@@ -4,6 +4,7 @@ use cluster_testenv::{Node, Server};
 use redis_rwlock::{Error, HoldState, LossReason, Refusal, Topology};
 
 use super::field::on_own_servers;
+use crate::errors::assert_lost;
 use crate::fixture::{Fixture, Manager};
 use crate::servers::ask;
 use crate::wait::until;
@@ -59,7 +60,7 @@ async fn conversion_that_broke_off_leaves_no_hold_that_stands(server: Server) {
     let Err(refused) = writing.downgrade().await else { panic!("a right is missing") };
     let error = refused.error().clone();
     let guard = refused.into_guard();
-    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    assert_lost(&error, LossReason::Gone);
     // The server may have either hold, and the manager gives both back. So the guard is lost from here on.
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Gone));
     nothing_is_recorded(&node, &fixture.hash_key(&name)).await;

@@ -4,12 +4,14 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Proxy, Server};
-use redis_rwlock::{Durability, HoldState, Replicas, Topology};
+use redis_rwlock::{Durability, HoldState, Replicas, Topology, WriteGuard};
+use tokio::task::JoinHandle;
 
 use super::field::on_own_servers;
-use crate::fixture::{Fixture, Settings, on_one_replica};
+use crate::fixture::{Fixture, Manager, Settings, on_one_replica};
+use crate::nodes::follow;
 use crate::servers::{ask, wait_until_followed};
-use crate::wait::{Outcome, Stalls, granted, soon, start, until, until_renewed};
+use crate::wait::{Outcome, Stalls, granted, soon, spawn, until, until_renewed};
 
 on_own_servers![
     everything_moves_to_the_new_primary,
@@ -54,14 +56,16 @@ impl Pair {
     }
 }
 
-fn follow(replica: &Node, primary: &Node) {
-    let (ip, port) = (primary.addr().ip().to_string(), primary.port().to_string());
-    ask(replica, &["REPLICAOF", &ip, &port]);
-}
-
 fn offset(node: &Node) -> Option<String> {
     let info = ask(node, &["INFO", "replication"]).text().expect("text").into_owned();
     info.lines().find_map(|line| line.strip_prefix("master_repl_offset:")).map(|offset| offset.trim().to_owned())
+}
+
+/// Starts an acquisition in a task, and returns when it is in the queue.
+async fn queued(looks: &Manager, waits: &Manager, name: &str) -> JoinHandle<redis_rwlock::Result<WriteGuard>> {
+    let waiting = spawn(waits.write(name));
+    until("its place in the queue", async || looks.inspect(name).await.expect("inspected").waiters.len() == 1).await;
+    waiting
 }
 
 async fn everything_moves_to_the_new_primary(server: Server) {
@@ -88,7 +92,7 @@ async fn idle_manager_moves_where_all_replicas_have_to_know(server: Server) -> O
     wait_until_followed(&pair.new);
     // The manager asks for the replicas again when its last answer is a second old.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted by the new primary");
+    let guard = soon("the grant", manager.write(name)).await.expect("granted by the new primary");
     assert_eq!(fixture.view(name).await.holders.len(), 1);
     guard.release().await?;
     Ok(())
@@ -102,10 +106,7 @@ async fn everything_moves(server: Server, settings: Settings) {
     let (held, busy) = (fixture.name(), fixture.name());
     let guard = manager.write(&held).await.expect("granted");
     let holder = manager.write(&busy).await.expect("granted");
-    let mut waiting = other.write(&busy).into_future();
-    start(&mut waiting);
-    let waiting = tokio::spawn(waiting);
-    until("its place in the queue", async || manager.inspect(&busy).await.expect("inspected").waiters.len() == 1).await;
+    let waiting = queued(&manager, &other, &busy).await;
     pair.fail_over().await;
     for _ in 0..3 {
         until_renewed("a renewal", || guard.remaining()).await;
@@ -134,10 +135,7 @@ async fn replica_that_stands_still_is_left_too(server: Server) -> Outcome {
     let (held, busy) = (fixture.name(), fixture.name());
     let guard = manager.write(&held).lease(Duration::from_secs(6)).await?;
     let holder = manager.write(&busy).await?;
-    let mut waiting = other.write(&busy).into_future();
-    start(&mut waiting);
-    let waiting = tokio::spawn(waiting);
-    until("its place in the queue", async || manager.inspect(&busy).await.expect("inspected").waiters.len() == 1).await;
+    let waiting = queued(&manager, &other, &busy).await;
     pair.fail_over().await;
     pair.old.pause();
     for _ in 0..2 {
@@ -160,10 +158,7 @@ async fn waiter_that_nobody_wakes_moves_too(server: Server) {
     let other = fixture.manager().await;
     let name = fixture.name();
     let holder = fixture.manager().await.write(&name).await.expect("granted");
-    let mut waiting = other.write(&name).into_future();
-    start(&mut waiting);
-    let waiting = tokio::spawn(waiting);
-    until("its place in the queue", async || other.inspect(&name).await.expect("inspected").waiters.len() == 1).await;
+    let waiting = queued(&other, &other, &name).await;
     // The failover comes just after a heartbeat. The next heartbeat, a second later, is too late.
     let heartbeats = || pair.address.requests_seen("EVALSHA");
     let before = heartbeats();

@@ -13,13 +13,17 @@ use tokio::task::JoinSet;
 use super::field::{Field, Load, name_of, on_own_servers};
 use crate::fixture::{Fixture, Manager, RENEWED, Settings};
 use crate::servers::ask;
-use crate::wait::{Outcome, bounded, granted, soon, until};
+use crate::wait::{Outcome, granted, soon, spawn, until};
 
 on_own_servers![
     others_are_asked_about_a_silent_node_and_no_more_often_than_needed,
     slot_without_an_owner_is_asked_for_together,
     holds_and_waiters_follow_to_the_new_primary,
     connections_to_nodes_that_own_nothing_are_closed,
+];
+crate::fixture::on_two_threads![
+    replaced_primary_is_never_asked_for_the_map,
+    node_that_closes_all_connections_is_dialled_at_a_steady_rate,
 ];
 
 const TASKS: usize = 256;
@@ -80,20 +84,15 @@ async fn others_are_asked_about_a_silent_node_and_no_more_often_than_needed(serv
         guard.release().await?;
     }
     silent.resume();
-    let guard = soon("the lock of the node that woke", manager.write(&name_of(&tags[0], 0)).into_future()).await;
+    let guard = soon("the lock of the node that woke", manager.write(&name_of(&tags[0], 0))).await;
     guard.expect("granted").release().await?;
     field.nothing_is_left((0..TASKS).map(|n| name_of(&tags[0], n))).await;
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn replaced_primary_is_never_asked_for_the_map() {
-    bounded(a_primary_is_replaced_that_knows_nobody()).await;
-}
-
 /// Replaces a primary that is cut off from the others. It still answers, knows only itself, and would say so as often
 /// as it is asked. Newer servers tell each other which nodes to forget, so no test can cut one off like this.
-async fn a_primary_is_replaced_that_knows_nobody() {
+async fn replaced_primary_is_never_asked_for_the_map() {
     let field = Field::with_replicas(Server::Redis70);
     let manager = field.manager_with(impatient()).await;
     let tags = field.tags();
@@ -132,7 +131,7 @@ async fn a_primary_is_replaced_that_knows_nobody() {
 async fn slot_without_an_owner_is_asked_for_together(server: Server) -> Outcome {
     let field = Field::primaries(server);
     let manager = field.manager_with(impatient()).await;
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     let (slot, owner) = (field.cluster.keyslot(&tag).to_string(), field.owner(&tag));
     manager.write(&name_of(&tag, 0)).await?.release().await?;
     for node in field.cluster.nodes() {
@@ -145,10 +144,10 @@ async fn slot_without_an_owner_is_asked_for_together(server: Server) -> Outcome 
     let most = (began.elapsed().as_millis() / LOOK_AGAIN.as_millis() + 2) as u64 * 6;
     assert!((1..=most).contains(&asked), "CLUSTER SLOTS {asked} times in {:?}", began.elapsed());
     let patient = field.manager().await;
-    let waiting = tokio::spawn(async move { patient.write(&name_of("elsewhere", 0)).await.map(drop) });
+    let waiting = spawn(patient.write(&name_of("elsewhere", 0)));
     owner.command(&["CLUSTER", "ADDSLOTS", &slot])?.into_result().expect("given back");
-    soon("the slot's owner", waiting).await?.expect("granted as soon as the cluster works");
-    let guard = soon("a lock of the slot", field.manager().await.write(&name_of(&tag, 0)).into_future()).await;
+    drop(soon("the slot's owner", waiting).await?.expect("granted as soon as the cluster works"));
+    let guard = soon("a lock of the slot", field.manager().await.write(&name_of(&tag, 0))).await;
     guard.expect("granted").release().await?;
     field.nothing_is_left((0..TASKS).map(|n| name_of(&tag, n))).await;
     Ok(())
@@ -158,7 +157,7 @@ async fn holds_and_waiters_follow_to_the_new_primary(server: Server) -> Outcome 
     let field = Field::with_replicas(server);
     let managers =
         [field.manager_with(Settings::lease(RENEWED)).await, field.manager_with(Settings::lease(RENEWED)).await];
-    let tag = field.tag_at(&field.cluster.nodes()[0]);
+    let tag = field.tag();
     let held = managers[0].write(&name_of(&tag, 99)).await?;
     let names: Vec<String> = (0..4).map(|n| name_of(&tag, n)).collect();
     let load = Load::start(&managers, names.clone(), 64);
@@ -229,7 +228,6 @@ async fn dials_are_few(topology: Topology, accepted: &AtomicUsize) {
     drop(manager.close());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn node_that_closes_all_connections_is_dialled_at_a_steady_rate() {
     let (url, accepted) = closing_server();
     dials_are_few(Topology::node(url), &accepted).await;

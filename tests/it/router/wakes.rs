@@ -1,7 +1,6 @@
 //! Notifications whose connection dies, or brings messages that no client asked for. Notifications wake waiters again
 //! afterwards, and a waiter without them repeats its request.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Matcher, Node, Server};
@@ -11,7 +10,8 @@ use tokio::task::JoinHandle;
 use super::field::on_own_servers;
 use super::pretender::Pretender;
 use crate::fixture::{Fixture, Manager, Settings};
-use crate::wait::{BOUND, Outcome, granted, until};
+use crate::nodes::proxied;
+use crate::wait::{BOUND, Outcome, granted, spawn, until};
 
 on_own_servers![
     killed_subscription_is_made_again,
@@ -42,10 +42,10 @@ impl Wanted {
     async fn start(fixture: &Fixture, holder: &Manager, waiter: &Manager) -> Self {
         let mut wanted = Self { guards: Vec::new(), waiting: Vec::new(), names: Vec::new() };
         for _ in 0..WAITERS {
-            let (name, waiter) = (fixture.name(), Arc::clone(waiter));
-            wanted.names.push(name.clone());
+            let name = fixture.name();
             wanted.guards.push(holder.write(&name).await.expect("granted"));
-            wanted.waiting.push(tokio::spawn(async move { waiter.write(&name).await }));
+            wanted.waiting.push(spawn(waiter.write(&name)));
+            wanted.names.push(name);
         }
         wanted
     }
@@ -77,7 +77,7 @@ impl Wanted {
 }
 
 async fn killed_subscription_is_made_again(server: Server) {
-    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let node = proxied(server);
     let fixture = Fixture::two_key(Topology::node(node.url()));
     let (holder, waiter) = (fixture.manager_with(long()).await, fixture.manager_with(long()).await);
     let wanted = Wanted::start(&fixture, &holder, &waiter).await;
@@ -90,7 +90,7 @@ async fn killed_subscription_is_made_again(server: Server) {
 }
 
 async fn unsolicited_unsubscription_is_seen_through(server: Server) {
-    let node = Node::builder(server).proxied().start().expect("the server starts");
+    let node = proxied(server);
     let pretender = Pretender::before(node.proxy().addr());
     let fixture = Fixture::two_key(Topology::node(pretender.url()));
     let (holder, waiter) = (fixture.manager_with(long()).await, fixture.manager_with(long()).await);

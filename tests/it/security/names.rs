@@ -1,21 +1,26 @@
-//! Names, prefixes, labels and owners that were chosen to reach the lock of another user.
+//! Names, prefixes and labels that were chosen to reach the lock of another user.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cluster_testenv::{Cluster, Reply, Server};
+use cluster_testenv::{Reply, Server};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
-use redis_rwlock::{Error, MemoryManager, OwnerId, RedisManager, RwLockManager, TwoKeyManager};
-use tokio::runtime::Runtime;
+use redis_rwlock::{Error, RedisManager, RwLockManager, TwoKeyManager};
 
-use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings, has_hash_tag};
+use crate::fixture::{Kind, Manager, ServerFixture, Settings};
 use crate::servers::ask;
 use crate::wait::Outcome;
 
+crate::fixture::on_two_threads![
+    no_two_locks_share_a_key_of_hash,
+    no_two_locks_share_a_key_of_two_key,
+    scripts_are_constants,
+];
+
 /// Texts that mean something to the server, the protocol, the scripts or the keys.
-fn hostile() -> impl Strategy<Value = String> {
+pub fn hostile() -> impl Strategy<Value = String> {
     let pieces = prop_oneof![
         Just("\0"),
         Just("\r\n"),
@@ -110,65 +115,15 @@ async fn no_two_locks_share_a_key(kind: Kind, server: Server) {
     assert!(owners.len() > 300, "{} different locks", owners.len());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_two_locks_share_a_key_of_hash() {
     no_two_locks_share_a_key(Kind::HashNode, Server::Redis70).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_two_locks_share_a_key_of_two_key() {
     no_two_locks_share_a_key(Kind::TwoKey, Server::Valkey91).await;
 }
 
-/// Checks that names and prefixes which differ only in pieces with a meaning have different keys.
-#[test]
-fn different_pairs_have_different_keys() {
-    let pair = || (hostile_prefix(), hostile());
-    let checked = runner(2000).run(&(pair(), pair()), |(one, other)| {
-        prop_assume!(one != other);
-        for part in ["lock", "read", "write", "wake"] {
-            for other_part in ["lock", "read", "write", "wake"] {
-                prop_assert_ne!(documented_key(&one, part), documented_key(&other, other_part));
-            }
-        }
-        Ok(())
-    });
-    checked.expect("every two pairs");
-}
-
-/// Key of a lock as documented. `all_keys_lie_where_they_are_said_to` shows that the crate's are the same.
-fn documented_key((prefix, name): &(String, String), part: &str) -> String {
-    if has_hash_tag(name) {
-        return format!("{prefix}#{name}:{part}");
-    }
-    let tag = name.replace('%', "%25").replace('{', "%7B").replace('}', "%7D");
-    format!("{prefix}:{{{tag}}}:{part}")
-}
-
-/// Checks that all keys and the channel of a lock are in one slot, by the server's answer. The scripts touch no other
-/// slot.
-#[test]
-fn all_keys_lie_where_they_are_said_to() {
-    let runtime = Runtime::new().expect("a runtime starts");
-    let f = ServerFixture::shared(Kind::HashCluster, Server::Valkey91);
-    let cluster: &Cluster = f.servers.cluster().expect("a cluster");
-    let manager = runtime.block_on(f.manager_with(Settings::default()));
-    let checked = runner(100).run(&hostile(), |name| {
-        let slots: Vec<u16> =
-            ["lock", "read", "write", "wake"].map(|part| cluster.keyslot(f.key_of(&name, part))).into();
-        prop_assert!(slots.iter().all(|slot| *slot == slots[0]), "{:?}", slots);
-        runtime.block_on(async {
-            let guard = manager.try_write(&name).await.expect("answered").expect("granted");
-            assert_eq!(f.on_key("EXISTS", &f.key_of(&name, "lock"), &[]), Reply::Int(1), "{name:?}");
-            guard.release().await.expect("released");
-        });
-        Ok(())
-    });
-    checked.expect("every name");
-}
-
 /// Checks that managers send the files as scripts, with any names: the server finds them by the digests of the files.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_are_constants() -> Outcome {
     let f = ServerFixture::alone(Kind::HashNode, Server::Redis70).await;
     let node = f.servers.primaries()[0];
@@ -225,22 +180,4 @@ async fn shows_label(f: &ServerFixture, label: &str) {
     guard.release().await.expect("released");
     assert_eq!(f.view(&name).await.holders.len(), 1, "the other one stays");
     beside.release().await.expect("ours to the end");
-}
-
-/// Owners are numbers that a process makes, so no user can name the owner of another.
-#[tokio::test]
-async fn owners_do_not_reach_each_other() -> Outcome {
-    let f = Fixture::memory();
-    let ([manager], name) = f.scene().await;
-    let guard = manager.write(&name).owner(OwnerId::new()).await?;
-    for _ in 0..100 {
-        assert!(manager.write(&name).owner(OwnerId::new()).try_now().await?.is_none());
-    }
-    guard.release().await?;
-    // The same owner in another process, or on another store, is another owner.
-    let (owner, store) = (OwnerId::new(), MemoryManager::new());
-    let held = store.write("cfg").owner(owner).await?;
-    assert!(store.peer().write("cfg").owner(owner).try_now().await?.is_none());
-    held.release().await?;
-    Ok(())
 }

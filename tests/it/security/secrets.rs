@@ -11,8 +11,10 @@ use redis_rwlock::{
     TwoKeyManager,
 };
 
+use crate::errors::assert_refused;
+use crate::nodes::proxied;
 use crate::record::Recorder;
-use crate::wait::{Outcome, soon, until};
+use crate::wait::{Outcome, soon, spawn, until};
 
 const RIGHT: &str = "c0rrect-horse";
 const CHANGED: &str = "chang3d-horse";
@@ -68,7 +70,7 @@ async fn fails(topology: &Topology, unreachable_after: Duration, shown: &mut Sho
     shown.add(&lazy);
     let errors = vec![
         soon("an error", hash().connect()).await.expect_err("it fails"),
-        soon("an error", lazy.write("cfg").into_future()).await.expect_err("it fails"),
+        soon("an error", lazy.write("cfg")).await.expect_err("it fails"),
         soon("an error", lazy.inspect("cfg")).await.expect_err("it fails"),
     ];
     errors.iter().for_each(|error| shown.add_error(error));
@@ -77,7 +79,7 @@ async fn fails(topology: &Topology, unreachable_after: Duration, shown: &mut Sho
 
 fn assert_unauthenticated(errors: &[Error]) {
     for error in errors {
-        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+        assert_refused(&error, Refusal::Unauthenticated);
     }
 }
 
@@ -104,12 +106,12 @@ async fn no_fault_tells_a_password() -> Outcome {
     let waiter = with(PATIENT, TwoKeyManager::builder(url("", RIGHT, address))).connect().await?;
     let guard = manager.write("held").await?;
     let blocks = waiter.write("contended").await?;
-    let mut waiting = tokio::spawn(waiter.write("contended").into_future());
+    let mut waiting = spawn(waiter.write("contended"));
     node.acl_set_user("default", &["resetpass", &format!(">{CHANGED}")]).expect("changed");
     manager.write("other").await.expect("connections go on").release().await?;
     assert_eq!(guard.state(), HoldState::Held);
     node.proxy().cut();
-    let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not connect");
+    let error = soon("the refusal", manager.write("other")).await.expect_err("it may not connect");
     assert_unauthenticated(std::slice::from_ref(&error));
     shown.add_error(&error);
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
@@ -147,7 +149,7 @@ async fn no_redirect_tells_a_password() -> Outcome {
         )),
     );
     let manager = manager.connect().await?;
-    let error = soon("the refusal", manager.write("cfg0").into_future()).await.expect_err("it may not connect");
+    let error = soon("the refusal", manager.write("cfg0")).await.expect_err("it may not connect");
     assert_unauthenticated(std::slice::from_ref(&error));
     shown.add_error(&error);
     shown.add(&manager);
@@ -160,7 +162,7 @@ async fn no_redirect_tells_a_password() -> Outcome {
 async fn no_change_of_credentials_tells_a_secret() -> Outcome {
     let recorder = Recorder::start();
     let mut shown = Shown(String::new());
-    let node = Node::builder(Server::Redis70).proxied().start()?;
+    let node = proxied(Server::Redis70);
     node.acl_set_user("locks", &["on", &format!(">{RIGHT}"), "~*", "&*", "+@all"]).expect("made");
     let with_secret = |secret| Some(Credentials::new("locks", secret).valid_for(Duration::from_millis(200)));
     let issued = Arc::new(Mutex::new(with_secret(WRONG)));
@@ -187,7 +189,7 @@ async fn no_change_of_credentials_tells_a_secret() -> Outcome {
     until("the log has the refusal", async || told("refuses new credentials")).await;
     assert_eq!(guard.state(), HoldState::Held);
     node.proxy().cut();
-    let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not connect");
+    let error = soon("the refusal", manager.write("other")).await.expect_err("it may not connect");
     assert_unauthenticated(std::slice::from_ref(&error));
     shown.add_error(&error);
     shown.add(&manager.health().await);
@@ -206,8 +208,8 @@ async fn rights_taken_away_end_holds_with_their_leases() -> Outcome {
     let manager = builder.connect().await?;
     let guard = manager.write("held").await?;
     node.acl_set_user("locks", &["-hmget"]).expect("changed");
-    let error = soon("the refusal", manager.write("other").into_future()).await.expect_err("it may not");
-    assert_matches!(error, Error::Refused { refusal: Refusal::Forbidden, .. });
+    let error = soon("the refusal", manager.write("other")).await.expect_err("it may not");
+    assert_refused(&error, Refusal::Forbidden);
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
     drop(guard);
     let other = RedisManager::connect(node.url()).await?;

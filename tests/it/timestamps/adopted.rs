@@ -8,6 +8,8 @@ use redis_rwlock::{Builder, Error, LossReason, Mode, RedisManager, RwLockManager
 
 use super::{LONG, MODES, TimestampClient, excludes, is_denied};
 use crate::either::take;
+use crate::errors::assert_lost;
+use crate::errors::option_of;
 use crate::fixture::{ServerFixture, Settings, hash_on_every_server};
 use crate::wait::Outcome;
 
@@ -65,7 +67,7 @@ async fn lock_is_the_key_as_it_was(f: &ServerFixture) -> Outcome {
         is_denied(&by_key, &key, Mode::Read).await;
         by_key.force_release(&key).await?;
         let error = guard.release().await.expect_err("it was ended");
-        assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+        assert_lost(&error, LossReason::Forced);
         take(&manager, name, Mode::Write).await.release_unharmed().await;
     }
     Ok(())
@@ -81,10 +83,7 @@ async fn join_with_a_lease_beyond_their_ttl_is_refused(f: &ServerFixture) {
 }
 
 fn refused<T: Debug>(outcome: Result<T, Error>) -> &'static str {
-    match outcome {
-        Err(Error::InvalidOption { option, .. }) => option,
-        other => panic!("{other:?}"),
-    }
+    option_of(&outcome.expect_err("refused"))
 }
 
 /// A builder for an address where no server listens: a request would get no answer.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use cluster_testenv::Reply;
 use redis_rwlock::{HoldState, LossReason, Mode, TimestampClients};
 
-use super::{LONG, MODES, TimestampClient, dies_inside, is_denied, is_gone, manager, millis};
+use super::{
+    EXCLUSIVE, LONG, MODES, TimestampClient, counting, dies_inside, is_denied, is_gone, manager, millis, scene,
+};
 use crate::either::take;
 use crate::fixture::{RENEWED, SHORT, ServerFixture, Settings, hash_on_every_server};
 use crate::wait::{soon, until};
@@ -34,9 +36,8 @@ fn open_gap(timestamp_client: &mut TimestampClient) {
 }
 
 async fn their_writer_enters_when_their_reader_took_our_stamp_along(f: &ServerFixture) {
-    let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
+    let (manager, name, mut timestamp_client) = scene(f, Settings::lease(RENEWED)).await;
     let guard = take(&manager, &name, Mode::Read).await;
-    let mut timestamp_client = TimestampClient::on(f, &name);
     open_gap(&mut timestamp_client);
     is_denied(&f.manager().await, &name, Mode::Write).await;
     timestamp_client.lock(Mode::Write);
@@ -45,9 +46,8 @@ async fn their_writer_enters_when_their_reader_took_our_stamp_along(f: &ServerFi
 }
 
 async fn their_writer_that_came_and_went_is_not_seen(f: &ServerFixture) {
-    let (manager, name) = (manager(f).await, f.name());
+    let (manager, name, mut timestamp_client) = scene(f, counting()).await;
     let guard = take(&manager, &name, Mode::Read).await;
-    let mut timestamp_client = TimestampClient::on(f, &name);
     open_gap(&mut timestamp_client);
     let stamp = timestamp_client.lock(Mode::Write);
     timestamp_client.unlock(stamp);
@@ -67,11 +67,10 @@ async fn their_shorter_ttl_ends_a_hold_that_is_not_renewed_before(f: &ServerFixt
 }
 
 async fn their_clock_is_ahead_by_more_than_our_lease_and_their_limit(f: &ServerFixture) {
-    for (ours, theirs) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+    for (ours, theirs) in EXCLUSIVE {
         let (manager, name) = (manager(f).await, f.name());
         let guard = take(&manager, &name, ours).await;
-        let limits = TimestampClients::default();
-        let limit = if ours == Mode::Read { limits.read } else { limits.write };
+        let limit = TimestampClient::on(f, &name).limit(ours);
         let within = LONG + limit - Duration::from_secs(20);
         assert_eq!(TimestampClient { ahead: within, ..TimestampClient::on(f, &name) }.try_lock(theirs), None);
         let beyond = LONG + limit + Duration::from_millis(1);
@@ -111,9 +110,8 @@ async fn the_older_of_their_readers_is_nobodys(f: &ServerFixture) {
 
 /// Two readers of one process: the second joins the first without a request to the server.
 async fn our_readers_join_each_other_beside_their_writer_for_a_share_window(f: &ServerFixture) {
-    let ([manager], name) = f.scene_with(Settings { join_window: LONG, ..Settings::lease(LONG) }).await;
+    let (manager, name, mut timestamp_client) = scene(f, Settings { join_window: LONG, ..Settings::lease(LONG) }).await;
     let guard = take(&manager, &name, Mode::Read).await;
-    let mut timestamp_client = TimestampClient::on(f, &name);
     open_gap(&mut timestamp_client);
     timestamp_client.lock(Mode::Write);
     let joined = take(&manager, &name, Mode::Read).await;
@@ -137,10 +135,9 @@ async fn their_writer_enters_when_the_limit_of_their_reader_beside_ours_passes(f
 }
 
 async fn their_clock_is_behind_by_more_than_their_limit(f: &ServerFixture) {
-    for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+    for (theirs, ours) in EXCLUSIVE {
         let ([manager], name) = f.scene().await;
-        let limits = TimestampClients::default();
-        let limit = if theirs == Mode::Read { limits.read } else { limits.write };
+        let limit = TimestampClient::on(f, &name).limit(theirs);
         let mut timestamp_client =
             TimestampClient { behind: limit + Duration::from_millis(1), ..TimestampClient::on(f, &name) };
         timestamp_client.lock(theirs);
@@ -166,12 +163,11 @@ async fn their_reader_that_left_counts_while_ours_covered_its_stamp(f: &ServerFi
 }
 
 async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) {
-    for (theirs, ours) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read), (Mode::Write, Mode::Write)] {
+    for (theirs, ours) in EXCLUSIVE {
         let limit = Duration::from_millis(50);
         let settings = Settings { timestamp_clients: TimestampClients::new(limit, limit), ..Settings::default() };
-        let ([manager], name) = f.scene_with(settings).await;
+        let (manager, name, mut timestamp_client) = scene(f, settings).await;
         // Our limit ends the client's grant, whatever its own limit is and though it has not left.
-        let mut timestamp_client = TimestampClient::on(f, &name);
         timestamp_client.lock(theirs);
         take(&manager, &name, ours).await.release_unharmed().await;
         assert_eq!(f.on_key("HEXISTS", &f.key_of(&name, "lock"), &["write"]), Reply::Int(0));
@@ -179,10 +175,9 @@ async fn their_client_that_works_beyond_its_limit_is_nobodys(f: &ServerFixture) 
 }
 
 async fn their_grants_have_no_tokens(f: &ServerFixture) {
-    let ([manager], name) = f.scene().await;
+    let (manager, name, mut timestamp_client) = scene(f, Settings::default()).await;
     take(&manager, &name, Mode::Write).await.release_unharmed().await;
     let before = f.view(&name).await.last_token;
-    let mut timestamp_client = TimestampClient::on(f, &name);
     let stamp = timestamp_client.lock(Mode::Write);
     assert_eq!(f.view(&name).await.last_token, before);
     timestamp_client.unlock(stamp);

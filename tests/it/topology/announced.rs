@@ -6,10 +6,14 @@ use cluster_testenv::{Cluster, Node, Proxy, Reply, Sentinels, Server, SlotMigrat
 use redis_rwlock::{AddressSource, Error, Health, RedisManager, RwLockManager, Topology};
 use tracing::Level;
 
-use super::{UNREACHABLE_AFTER, impatient, mentions, names_on_every_primary, option_of, patient, works};
+use super::{
+    UNREACHABLE_AFTER, behind_sentinels, impatient, mentions, names_on_every_primary, option_of, patient, works,
+};
 use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{Outcome, soon, until};
+
+crate::fixture::on_two_threads![remap_reaches_a_cluster_behind_nat_and_follows_its_redirects,];
 
 /// Address of this machine at which no server listens.
 const INSIDE: &str = "127.9.9.9";
@@ -47,7 +51,6 @@ fn source_of(health: &Health, node: &Node) -> AddressSource {
     entry.address_source.clone()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() -> Outcome {
     let cluster = behind_nat().await;
     let builder = || patient(RedisManager::builder(from_outside(&cluster).remap(to_the_outside)));
@@ -71,7 +74,7 @@ async fn remap_reaches_a_cluster_behind_nat_and_follows_its_redirects() -> Outco
     let name = &(0..).map(|n| format!("moves{n}")).find(is_elsewhere).expect("there are others");
     let key = format!("rwlock:{{{name}}}:lock");
     let migration = SlotMigration::begin(&cluster, cluster.keyslot(&key), to).expect("it begins");
-    let guard = soon("the grant", manager.write(name).into_future()).await.expect("granted while the slot migrates");
+    let guard = soon("the grant", manager.write(name)).await.expect("granted while the slot migrates");
     assert_eq!(ask(to, &["CLUSTER", "COUNTKEYSINSLOT", &cluster.keyslot(&key).to_string()]), Reply::Int(1));
     migration.finish().expect("it ends");
     guard.release().await?;
@@ -93,7 +96,7 @@ async fn connect_fails_where_no_primary_can_be_reached_and_tells_who_announced_i
     assert!(*waited >= UNREACHABLE_AFTER, "{error:?}");
     assert!(error.to_string().contains(&by), "{error}");
     let lazy = impatient(RedisManager::builder(from_outside(&cluster))).build().expect("built");
-    let error = soon("the end of the wait", lazy.write("cfg").into_future()).await.expect_err("nor at first use");
+    let error = soon("the end of the wait", lazy.write("cfg")).await.expect_err("nor at first use");
     assert!(error.to_string().contains(&by), "{error}");
     let health = lazy.health().await.expect("answered");
     assert!(!health.is_ready(), "{health:?}");
@@ -110,7 +113,7 @@ async fn connect_fails_where_no_primary_can_be_reached_and_tells_who_announced_i
 async fn sentinels_name_a_primary_that_is_reached_elsewhere_or_not_at_all() -> Outcome {
     let servers = Sentinels::start(Server::Redis70)?;
     let primary = servers.primary().addr();
-    let sentinels = || Topology::sentinel(servers.primary_name(), servers.urls());
+    let sentinels = || behind_sentinels(&servers);
     let tunnel = Proxy::before(primary).expect("the proxy starts");
     let (inside, outside) = (primary, tunnel.addr());
     let topology = sentinels().remap(move |host, port| match (host, port) == ("127.0.0.1", inside.port()) {

@@ -12,10 +12,14 @@ use redis_rwlock::{
 use tokio::runtime::Handle;
 use tracing::Level;
 
-use super::{option_of, patient, shown, works};
+use super::{behind_sentinels, option_of, patient, shown, works};
+use crate::errors::assert_refused;
+use crate::nodes::proxied;
 use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{Outcome, bounded, granted, soon, until, until_renewed};
+use crate::wait::{Outcome, bounded, granted, soon, spawn, until, until_renewed};
+
+crate::fixture::on_two_threads![sentinels_keep_the_passwords_of_their_urls,];
 
 /// Log line about a provider that fails.
 const KEPT: &str = "a secret cannot be read again";
@@ -270,7 +274,7 @@ async fn cluster(pace: Pace) {
 
 async fn sentinel(pace: Pace) {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
-    let topology = Topology::sentinel(servers.primary_name(), servers.urls());
+    let topology = behind_sentinels(&servers);
     let place = Place { nodes: servers.nodes().iter().collect(), topology };
     place.keeps_all_holds_through_each_change(pace).await;
 }
@@ -322,7 +326,7 @@ fn builder(node: &Node, tokens: &Tokens) -> Builder<RedisManager> {
 
 /// Starts a server with a proxy, and the service that issues the credentials of its user.
 fn server_and_tokens(credentials: Credentials) -> (Node, Tokens) {
-    let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+    let node = proxied(Server::Redis70);
     add_user(&[&node], "locks", "s3cret");
     (node, Tokens::new(credentials))
 }
@@ -335,7 +339,7 @@ async fn open_connections_of_each_kind_log_in_with_new_credentials() {
         let other = builder(&node, &tokens).connect().await.expect("connects");
         let guard = manager.write("held").await.expect("granted");
         // The waiter has a connection for notifications, and the look has one of its own.
-        let waiting = tokio::spawn(other.write("held").into_future());
+        let waiting = spawn(other.write("held"));
         let has_waiter = async || !manager.inspect("held").await.expect("answered").waiters.is_empty();
         until("the waiter is queued", has_waiter).await;
         let count = || users_of(&node).iter().filter(|user| *user == "locks").count();
@@ -376,7 +380,7 @@ async fn until_asked(manager: &RedisManager, node: &Node, tokens: &Tokens) {
 #[tokio::test]
 async fn failing_provider_delays_a_dial_and_the_last_credentials_count() {
     let recorder = Recorder::at(Level::WARN);
-    let kept = || recorder.lines().iter().filter(|line| line.contains(KEPT)).count();
+    let kept = || recorder.count(KEPT);
     let (node, tokens) = server_and_tokens(Credentials::new("locks", "s3cret"));
     bounded(async {
         let _unblocks = Unblocks(tokens.clone());
@@ -418,7 +422,7 @@ async fn without_credentials_connecting_ends_with_the_reason() {
     }
     tokens.be(Mood::Fails);
     let manager = builder(&node, &tokens).build().expect("built");
-    let waiting = tokio::spawn(manager.write("cfg").into_future());
+    let waiting = spawn(manager.write("cfg"));
     until("some calls", async || tokens.calls() > 3).await;
     tokens.be(Mood::Issues);
     granted(waiting).await.release().await.expect("ours to the end");
@@ -445,7 +449,7 @@ async fn refused_credentials_are_asked_for_once_more() {
     let asked = tokens.calls();
     let connecting = builder(&node, &tokens).connect();
     let error = soon("the refusal", connecting).await.map(drop).expect_err("it may not connect");
-    assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+    assert_refused(&error, Refusal::Unauthenticated);
     assert!(!shown(&error).contains("wr0ng"), "{error:?}");
     assert!(tokens.calls() >= asked + 2, "{}", tokens.calls() - asked);
 }
@@ -453,7 +457,7 @@ async fn refused_credentials_are_asked_for_once_more() {
 #[tokio::test]
 async fn refused_login_on_open_connections_ends_no_hold() {
     let recorder = Recorder::at(Level::WARN);
-    let refused = || recorder.lines().iter().filter(|line| line.contains(REFUSED)).count();
+    let refused = || recorder.count(REFUSED);
     let logins = |node: &Node| node.proxy().requests_seen(Matcher::command("AUTH"));
     let valid_for = Duration::from_millis(250);
     let (node, tokens) = server_and_tokens(Credentials::new("locks", "s3cret").valid_for(valid_for));
@@ -531,7 +535,6 @@ async fn masters_of_a_quorum_share_one_provider() {
 }
 
 /// The primary gets the credentials of the provider, and the Sentinels get those of their URLs.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_keep_the_passwords_of_their_urls() -> Outcome {
     let servers = Sentinels::builder(Server::Redis70).password("s3cret").start()?;
     let primary = servers.primary();
@@ -614,8 +617,8 @@ mod streams {
     #[tokio::test]
     async fn each_item_of_a_stream_is_sent_at_once() {
         let recorder = Recorder::at(Level::WARN);
-        let kept = || recorder.lines().iter().filter(|line| line.contains(KEPT)).count();
-        let node = Node::builder(Server::Redis70).proxied().start().expect("the server starts");
+        let kept = || recorder.count(KEPT);
+        let node = proxied(Server::Redis70);
         add_user(&[&node], "locks", "s3cret");
         let service = Arc::new(Service(watch::Sender::new(None)));
         let provider: Arc<dyn StreamingCredentialsProvider> = Arc::clone(&service) as _;

@@ -1,13 +1,19 @@
 //! A proxy in front of a cluster: one address, and each request goes to the server of its key.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Cluster, RoutingProxy, Server};
 use redis_rwlock::{Durability, Error, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 
+use crate::errors::assert_refused;
 use crate::fixture::{Fixture, on_one_replica};
-use crate::wait::{Outcome, granted};
+use crate::wait::{Outcome, granted, spawn};
+
+crate::fixture::on_two_threads![
+    locks_of_all_slots_are_had_through_a_proxy,
+    hold_survives_a_migration_of_its_slot_behind_a_proxy,
+    what_a_proxy_cannot_do_is_refused_with_the_reason,
+];
 
 /// Names whose slots belong to the three primaries of a cluster.
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -18,7 +24,6 @@ fn start() -> (Cluster, RoutingProxy) {
     (cluster, proxy)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_of_all_slots_are_had_through_a_proxy() -> Outcome {
     let (cluster, proxy) = start();
     let owners: std::collections::BTreeSet<_> =
@@ -30,14 +35,14 @@ async fn locks_of_all_slots_are_had_through_a_proxy() -> Outcome {
     for name in NAMES {
         let held = manager.write(name).await?;
         assert!(direct.try_read(name).await?.is_none(), "it is the same lock");
-        let (asking, began) = (Arc::clone(&direct), Instant::now());
-        let waiting = tokio::spawn(async move { asking.write(name).await });
+        let began = Instant::now();
+        let waiting = spawn(direct.write(name));
         behind.until_waiting(1, name).await;
         held.release().await?;
         let written = granted(waiting).await;
         // The other way round, no notification comes: the waiter asks once a second.
-        let (asking, released) = (Arc::clone(&manager), began.elapsed());
-        let waiting = tokio::spawn(async move { asking.read(name).await });
+        let released = began.elapsed();
+        let waiting = spawn(manager.read(name));
         behind.until_waiting(1, name).await;
         written.release().await?;
         let read = granted(waiting).await;
@@ -48,7 +53,6 @@ async fn locks_of_all_slots_are_had_through_a_proxy() -> Outcome {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_survives_a_migration_of_its_slot_behind_a_proxy() -> Outcome {
     let (cluster, proxy) = start();
     let fixture = Fixture::hash(Topology::proxy(proxy.url()));
@@ -65,7 +69,6 @@ async fn hold_survives_a_migration_of_its_slot_behind_a_proxy() -> Outcome {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_proxy_cannot_do_is_refused_with_the_reason() {
     let (_cluster, proxy) = start();
     let topology = || Topology::proxy(proxy.url());
@@ -84,7 +87,7 @@ async fn what_a_proxy_cannot_do_is_refused_with_the_reason() {
     refused(RedisManager::builder(mapped).build().map(drop), "remap");
     let manager = RedisManager::builder(topology()).durability(Durability::Primary).connect().await.expect("connected");
     let error = manager.locks().await.expect_err("it sees the keys of one server");
-    assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
+    assert_refused(&error, Refusal::OtherTopology);
     let health = manager.health().await.expect("asked");
     assert!(health.nodes.len() == 1 && health.nodes[0].is_reachable, "{health:?}");
 }

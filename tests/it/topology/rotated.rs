@@ -4,14 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster_testenv::{Client, Node, Sentinels, Server};
-use redis_rwlock::{Error, HoldState, QuorumManager, RedisManager, Refusal, RwLockManager, Topology};
+use redis_rwlock::{HoldState, QuorumManager, RedisManager, Refusal, RwLockManager, Topology};
 use tokio::runtime::Handle;
 use tracing::Level;
 
 use super::{option_of, patient, shown, works};
+use crate::errors::assert_refused;
 use crate::record::Recorder;
 use crate::servers::ask;
 use crate::wait::{Outcome, bounded, soon, until_renewed};
+
+crate::fixture::on_two_threads![password_file_is_for_the_primary_and_for_sentinels_without_a_password_in_their_urls,];
 
 /// Lease that outlasts a case, apart from its renewals.
 const LEASE: Duration = Duration::from_secs(20);
@@ -63,7 +66,7 @@ fn url_of(node: &Node) -> String {
 #[tokio::test]
 async fn rotated_password_counts_from_the_next_connection_on() {
     let recorder = Recorder::at(Level::WARN);
-    let kept = || recorder.lines().iter().filter(|line| line.contains(KEPT)).count();
+    let kept = || recorder.count(KEPT);
     let server = Node::builder(Server::Redis70).password("s3cret-1").start().expect("the server starts");
     let mut operator = server.client().expect("connects");
     let folder = Folder::new("password");
@@ -99,7 +102,7 @@ async fn rotated_password_counts_from_the_next_connection_on() {
         folder.put("password", "s3cret-2\r\n");
         cut(&mut operator);
         let error = builder().connect().await.map(drop).expect_err("the old one");
-        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+        assert_refused(&error, Refusal::Unauthenticated);
         assert!(!shown(&error).contains("s3cret"), "{error:?}");
         folder.put("password", "s3cret-3\r\n");
         until_renewed("a renewal by the new one", || guard.remaining()).await;
@@ -112,7 +115,6 @@ async fn rotated_password_counts_from_the_next_connection_on() {
     assert!(!format!("{topology:?} {:?} {:?}", builder(), recorder.lines()).contains("s3cret"));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_file_is_for_the_primary_and_for_sentinels_without_a_password_in_their_urls() -> Outcome {
     let servers = Sentinels::builder(Server::Redis70).password("s3cret").start()?;
     let [first, others @ ..] = servers.sentinels() else { panic!("no Sentinels") };
@@ -216,7 +218,7 @@ mod certificates {
     #[tokio::test]
     async fn replaced_certificates_count_from_the_next_connection_on() {
         let recorder = Recorder::at(Level::WARN);
-        let kept = || recorder.lines().iter().filter(|line| line.contains(KEPT)).count();
+        let kept = || recorder.count(KEPT);
         let (server, other) = (server(), server());
         let mut operator = server.client().expect("connects");
         let folder = Folder::new("certificates");

@@ -7,10 +7,20 @@ use cluster_testenv::{Node, Reply, Sentinels, Server};
 use redis_rwlock::{Build, Builder, Error, HoldState, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 use tokio::sync::Barrier;
 
-use super::{FOR_EVER, finds_nobody, patient, refused, works};
+use super::{FOR_EVER, behind_sentinels, finds_nobody, patient, refused, works};
+use crate::errors::assert_refused;
 use crate::fixture::Manager;
+use crate::nodes::role_of;
 use crate::servers::ask;
-use crate::wait::{Outcome, granted, soon, until, until_renewed};
+use crate::wait::{Outcome, granted, soon, spawn, until, until_renewed};
+
+crate::fixture::on_two_threads![
+    name_that_no_sentinel_knows_is_refused,
+    most_sentinels_are_believed,
+    password_and_database_are_those_of_the_first_url,
+    primary_with_another_user_and_password_than_the_sentinels,
+    primary_that_moves_to_another_address_is_followed,
+];
 
 /// Lease that outlasts a failover whose first election fails, from any moment between two renewals. The next election
 /// comes 5 s later.
@@ -67,10 +77,6 @@ impl Fate {
     }
 }
 
-fn topology(servers: &Sentinels) -> Topology {
-    Topology::sentinel(servers.primary_name(), servers.urls())
-}
-
 /// Does work that blocks, while the managers' tasks go on.
 fn meanwhile<T>(work: impl FnOnce() -> T) -> T {
     tokio::task::block_in_place(work)
@@ -89,12 +95,14 @@ fn has(node: &Node, key: &str) -> bool {
 
 /// A replicated hold lives on at the new primary, is renewed and released there, and a waiter gets in after it.
 async fn hold_survives(scheme: Scheme, servers: &Sentinels, failover: &Barrier) {
-    let (holder, other) =
-        (scheme.connect(&topology(servers), "holder").await, scheme.connect(&topology(servers), "other").await);
+    let (holder, other) = (
+        scheme.connect(&behind_sentinels(servers), "holder").await,
+        scheme.connect(&behind_sentinels(servers), "other").await,
+    );
     let guard = holder.write("cfg").await.expect("granted");
     replicated(servers, &scheme.key("cfg")).await;
     assert!(other.try_write("cfg").await.expect("answered").is_none(), "it is held");
-    let waiting = tokio::spawn(other.write("cfg").into_future());
+    let waiting = spawn(other.write("cfg"));
     failover.wait().await; // begins
     failover.wait().await; // is over
 
@@ -140,7 +148,7 @@ survives! {
 /// A frozen primary wakes and answers. Managers do not believe it: another server has its role, and that one's answer
 /// counts.
 async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes: &Barrier) {
-    let topology = topology(servers);
+    let topology = behind_sentinels(servers);
     let (busy, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
     // Both have a connection to the primary that is about to freeze.
     works(&*busy, "warm").await;
@@ -176,8 +184,7 @@ async fn woken_primary_changes_nothing(server: Server) {
         wakes.wait().await;
         old.resume();
         meanwhile(|| servers.wait_ok()).expect("all is well");
-        let role = ask(old, &["ROLE"]);
-        assert_eq!(role.array().and_then(|role| role[0].text()).as_deref(), Some("slave"), "another is primary");
+        assert_eq!(role_of(old), "slave", "another is primary");
         wakes.wait().await;
     };
     let [hash, two_key] = Scheme::BOTH.map(|scheme| late_answers_change_nothing(scheme, &servers, &wakes));
@@ -197,7 +204,7 @@ fn hash(topology: &Topology) -> Builder<RedisManager> {
 /// Errors of a manager that connects now, and of one that connects at first use.
 async fn refusals(topology: &Topology) -> [Error; 2] {
     let manager = hash(topology).build().expect("built");
-    let later = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");
+    let later = soon("the refusal", manager.write("cfg")).await.expect_err("no");
     [refused(hash(topology)).await, later]
 }
 
@@ -229,7 +236,7 @@ async fn some_sentinels_are_enough() -> Outcome {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
-    let topology = topology(&servers);
+    let topology = behind_sentinels(&servers);
     let early = hash(&topology).unreachable_after(Duration::from_secs(8)).connect().await.expect("connects");
     works(&early, "cfg").await;
     servers.sentinels().iter().for_each(Node::pause);
@@ -239,20 +246,18 @@ async fn without_sentinels_connected_managers_go_on_and_others_are_told_in_time(
     works(&early, "cfg").await;
     finds_nobody(|| hash(&topology)).await;
     servers.nodes().iter().for_each(Node::kill);
-    let error = soon("the end of the wait", early.write("cfg").into_future()).await.expect_err("nobody is left");
+    let error = soon("the end of the wait", early.write("cfg")).await.expect_err("nobody is left");
     assert_matches!(error, Error::Unreachable { .. });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_no_sentinel_knows_is_refused() {
     let servers = Sentinels::start(Server::Redis70).expect("they start");
     for error in refusals(&Topology::sentinel("nemo", servers.urls())).await {
-        assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
+        assert_refused(&error, Refusal::OtherTopology);
         assert!(error.to_string().contains("nemo"), "{error}");
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn most_sentinels_are_believed() -> Outcome {
     let (most, few) = tokio::join!(start_aside(), start_aside());
     let [_, two, three] = <[String; 3]>::try_from(most.urls()).expect("three");
@@ -277,7 +282,6 @@ async fn start_aside() -> Sentinels {
 const PASSWORD: &str = "p@ss w:/?#%é";
 const IN_URL: &str = "p%40ss%20w%3A%2F%3F%23%25%C3%A9";
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_and_database_are_those_of_the_first_url() -> Outcome {
     let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start()?;
     let urls = |password: &str| {
@@ -296,7 +300,7 @@ async fn password_and_database_are_those_of_the_first_url() -> Outcome {
         guard.release().await?;
     }
     let unauthenticated = |error: &Error| matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
-    for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
+    for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&behind_sentinels(&servers)).await) {
         assert!(unauthenticated(error), "the servers want a password: {error:?}");
     }
     // The Sentinels ask all clients for the password from now on.
@@ -304,13 +308,12 @@ async fn password_and_database_are_those_of_the_first_url() -> Outcome {
         ask(sentinel, &["ACL", "SETUSER", "default", "resetpass", &format!(">{PASSWORD}")]);
     }
     works(&*Scheme::Hash.connect(&urls(IN_URL), "case").await, "cfg").await;
-    for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&topology(&servers)).await) {
+    for error in refusals(&urls("wrong")).await.iter().chain(&refusals(&behind_sentinels(&servers)).await) {
         assert!(unauthenticated(error), "the Sentinels want a password: {error:?}");
     }
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn primary_with_another_user_and_password_than_the_sentinels() -> Outcome {
     let servers = Sentinels::builder(Server::Redis70).password(PASSWORD).start()?;
     for node in servers.nodes() {
@@ -352,13 +355,12 @@ async fn primary_with_another_user_and_password_than_the_sentinels() -> Outcome 
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn primary_that_moves_to_another_address_is_followed() -> Outcome {
     let servers = Sentinels::start(Server::Redis70)?;
     let elsewhere = Node::start(Server::Redis70)?;
     let mut managers = Vec::new();
     for scheme in Scheme::BOTH {
-        let manager = scheme.connect(&topology(&servers), "case").await;
+        let manager = scheme.connect(&behind_sentinels(&servers), "case").await;
         works(&*manager, "warm").await;
         managers.push((scheme, manager));
     }
@@ -376,7 +378,7 @@ async fn primary_that_moves_to_another_address_is_followed() -> Outcome {
     for (scheme, manager) in managers {
         let guard = granted(manager.write("cfg")).await;
         assert!(has(&elsewhere, &scheme.key("cfg")), "{scheme:?}");
-        let other = scheme.connect(&topology(&servers), "other").await;
+        let other = scheme.connect(&behind_sentinels(&servers), "other").await;
         assert!(other.try_read("cfg").await?.is_none(), "{scheme:?}: it is held");
         guard.release().await?;
     }

@@ -7,9 +7,17 @@ use cluster_testenv::{Certificates, Cluster, Node, Sentinels, Server, TlsClients
 use redis_rwlock::{Build, Builder, Error, RedisManager, Refusal, RwLockManager, Tls, Topology, TwoKeyManager};
 use rustls::crypto::{CryptoProvider, ring};
 
-use super::{finds_nobody, mentions, names_on_every_primary, option_of, patient, shown, works};
+use super::{behind_sentinels, finds_nobody, mentions, names_on_every_primary, option_of, patient, shown, works};
 use crate::servers::ask;
 use crate::wait::{Outcome, bounded, granted, soon, until, until_renewed};
+
+crate::fixture::on_two_threads![
+    node_with_a_private_authority_and_a_client_certificate,
+    server_that_wants_no_client_certificate_by_address_and_by_name,
+    all_nodes_of_a_cluster_are_reached_with_tls,
+    sentinels_and_the_primary_that_they_name_are_reached_with_tls,
+    server_name_is_that_of_all_members_of_a_cluster,
+];
 
 /// Time that is longer than a case may take.
 const LONG: Duration = Duration::from_secs(120);
@@ -44,7 +52,6 @@ async fn locks_as_always<M: Build>(builder: impl Fn() -> Builder<M> + Send + Syn
     reader.release().await.expect("ours to the end");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_with_a_private_authority_and_a_client_certificate() {
     let server = node(TlsClients::Required);
     let tls = with_client(server.certificates());
@@ -52,7 +59,6 @@ async fn node_with_a_private_authority_and_a_client_certificate() {
     bounded(locks_as_always(|| TwoKeyManager::builder(on(&server, tls.clone())))).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_wants_no_client_certificate_by_address_and_by_name() {
     let server = node(TlsClients::Optional);
     let by_name = server.url().replace("127.0.0.1", "localhost");
@@ -63,7 +69,6 @@ async fn server_that_wants_no_client_certificate_by_address_and_by_name() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_nodes_of_a_cluster_are_reached_with_tls() -> Outcome {
     let cluster =
         Cluster::builder(Server::Redis70).tls(TlsClients::Required).node_timeout(Duration::from_secs(15)).start()?;
@@ -86,10 +91,9 @@ async fn all_nodes_of_a_cluster_are_reached_with_tls() -> Outcome {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() -> Outcome {
     let servers = Sentinels::builder(Server::Redis70).tls(TlsClients::Required).start()?;
-    let topology = Topology::sentinel(servers.primary_name(), servers.urls()).tls(with_client(servers.certificates()));
+    let topology = behind_sentinels(&servers).tls(with_client(servers.certificates()));
     let hash = patient(RedisManager::builder(topology.clone()));
     let two_key = patient(TwoKeyManager::builder(topology));
     let (hash, two_key) = (hash.connect().await?, two_key.connect().await?);
@@ -100,7 +104,7 @@ async fn sentinels_and_the_primary_that_they_name_are_reached_with_tls() -> Outc
     assert_ne!(new.port(), old);
     works(&hash, "cfg").await;
     works(&two_key, "cfg").await;
-    let strange = Topology::sentinel(servers.primary_name(), servers.urls()).tls(trusting(servers.certificates()));
+    let strange = behind_sentinels(&servers).tls(trusting(servers.certificates()));
     assert_eq!(refusal_of(&refused(strange).await), Refusal::Unauthenticated, "the Sentinels want a certificate");
     Ok(())
 }
@@ -126,7 +130,7 @@ async fn server_of_another_authority_is_not_trusted() {
     let cluster = Topology::cluster([server.url()]).tls(trusting(stranger.certificates()));
     assert_eq!(refusal_of(&refused(cluster.clone()).await), Refusal::Untrusted);
     let manager = patient(RedisManager::builder(cluster)).build().expect("built");
-    let late = soon("the refusal", manager.write("cfg").into_future()).await.expect_err("no");
+    let late = soon("the refusal", manager.write("cfg")).await.expect_err("no");
     assert_eq!(refusal_of(&late), Refusal::Untrusted, "at first use as well: {late}");
     let sentinels = Topology::sentinel("mymaster", [server.url()]).tls(trusting(stranger.certificates()));
     assert_eq!(refusal_of(&refused(sentinels).await), Refusal::Untrusted);
@@ -165,7 +169,6 @@ async fn certificate_is_checked_for_the_server_name_in_place_of_the_host() {
 }
 
 /// The members announce addresses that are not in their certificates.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_name_is_that_of_all_members_of_a_cluster() {
     let builder = Cluster::builder(Server::Redis70).replicas(0).node_timeout(Duration::from_secs(15));
     let cluster = builder.tls(TlsClients::Optional).start().expect("the cluster starts");

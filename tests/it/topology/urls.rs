@@ -1,19 +1,27 @@
 //! Parts of URLs: user, password, database, socket. No text shows a password.
 
-use std::fmt::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_testenv::{Cluster, Node, Reply, Server};
-use parking_lot::Mutex;
 use redis_rwlock::{Build, Builder, Error, LossReason, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
-use tracing::field::{Field, Visit};
-use tracing::span;
 
 use super::{finds_nobody, names_on_every_primary, option_of, patient, refused, shown, works};
+use crate::errors::assert_refused;
 use crate::fixture::Manager;
+use crate::record::Recorder;
 use crate::servers::ask;
-use crate::wait::{Outcome, granted, soon, until};
+use crate::wait::{Outcome, granted, soon, spawn, until};
+
+crate::fixture::on_two_threads![
+    user_with_a_password_on_a_node,
+    password_alone_on_a_node,
+    user_and_password_of_the_first_url_go_to_all_nodes_of_a_cluster,
+    database_of_the_url_is_where_the_keys_are,
+    unix_socket_of_a_node,
+    ipv6_addresses_of_a_node_and_of_a_cluster,
+    protocol_of_the_url_changes_nothing,
+];
 
 /// User with letters that a URL has to escape.
 const USER: &str = "svc:locks@eu";
@@ -56,7 +64,6 @@ fn rules() -> [String; 5] {
     ["on".to_owned(), format!(">{PASSWORD}"), "~rwlock*".to_owned(), "&rwlock*".to_owned(), "+@all".to_owned()]
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_with_a_password_on_a_node() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     node.acl_set_user(USER, &rules().each_ref().map(String::as_str)).expect("a user");
@@ -72,7 +79,6 @@ async fn user_with_a_password_on_a_node() {
     refused(hash(url_for(&node, &format!(":{PASSWORD_IN_URL}")))).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_alone_on_a_node() {
     let node = Node::builder(Server::Valkey91).password(PASSWORD).start().expect("the server starts");
     for (manager, _) in both(&url_for(&node, &format!(":{PASSWORD_IN_URL}"))).await {
@@ -84,7 +90,6 @@ async fn password_alone_on_a_node() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_and_password_of_the_first_url_go_to_all_nodes_of_a_cluster() -> Outcome {
     let cluster = Cluster::builder(Server::Redis70).node_timeout(Duration::from_secs(15)).start()?;
     cluster.acl_set_user(USER, &rules().each_ref().map(String::as_str))?;
@@ -102,12 +107,11 @@ async fn user_and_password_of_the_first_url_go_to_all_nodes_of_a_cluster() -> Ou
     let error = refused(hash(wrong.clone())).await;
     assert!(is_unauthenticated(&error), "{error:?}");
     let lazy = hash(wrong).build()?;
-    let error = soon("the refusal", lazy.write("cfg").into_future()).await.expect_err("no");
+    let error = soon("the refusal", lazy.write("cfg")).await.expect_err("no");
     assert!(is_unauthenticated(&error), "at first use as well: {error:?}");
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_of_the_url_is_where_the_keys_are() -> Outcome {
     let node = Node::start(Server::Redis70)?;
     let three = both(&format!("redis://{}/3", node.addr())).await;
@@ -121,7 +125,7 @@ async fn database_of_the_url_is_where_the_keys_are() -> Outcome {
         apart.release().await?;
     }
     let error = refused(hash(format!("redis://{}/9999", node.addr()))).await;
-    assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "no such database: {error:?}");
+    assert_refused(&error, Refusal::Other);
     Ok(())
 }
 
@@ -162,7 +166,7 @@ async fn members_of_a_cluster_say_whether_they_have_a_database(server: Server) -
         let three = in_database(3).connect().await?;
         locks_are_in_database_three(&cluster, &three, &in_database(0).connect().await?).await;
         let error = refused(in_database(9)).await;
-        assert!(matches!(error, Error::Refused { refusal: Refusal::Other, .. }), "no such database: {error:?}");
+        assert_refused(&error, Refusal::Other);
     } else {
         let error = refused(in_database(3)).await;
         assert!(matches!(error, Error::Refused { .. }) && error.to_string().contains("SELECT"), "{error:?}");
@@ -183,7 +187,6 @@ async fn locks_are_in_database_three(cluster: &Cluster, three: &RedisManager, no
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unix_socket_of_a_node() {
     let dir = std::env::temp_dir().join(format!("redis-rwlock-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a folder");
@@ -203,7 +206,6 @@ async fn unix_socket_of_a_node() {
     std::fs::remove_dir_all(&dir).expect("removed");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ipv6_addresses_of_a_node_and_of_a_cluster() -> Outcome {
     let node = Node::start(Server::Redis70)?;
     ask(&node, &["CONFIG", "SET", "bind", "127.0.0.1 ::1"]);
@@ -230,72 +232,11 @@ async fn ipv6_addresses_of_a_node_and_of_a_cluster() -> Outcome {
     Ok(())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn protocol_of_the_url_changes_nothing() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     for (manager, _) in both(&format!("redis://{}?protocol=resp3", node.addr())).await {
         works(&*manager, "cfg").await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prefixes_on_one_server_do_not_see_each_other() -> Outcome {
-    let node = Node::start(Server::Redis70)?;
-    let prefixes = ["a", "a:", "b", "a:b", "%", "%7B", "*", "[x]", "\\", "\"'", ":", "$(x)"];
-    let mut guards = Vec::new();
-    for prefix in prefixes {
-        let manager = hash(node.url()).key_prefix(prefix).connect().await?;
-        // Both forms of a key, and names that look like those under another prefix.
-        for name in ["cfg", "{cfg}", "b:cfg", ":{cfg}"] {
-            let guard = manager.try_write(name).await?;
-            guards.push(guard.unwrap_or_else(|| panic!("{prefix:?} {name:?} is another's")));
-            assert_eq!(manager.inspect(name).await.expect("shown").holders.len(), 1, "{prefix:?} {name:?}");
-        }
-    }
-    assert_eq!(ask(&node, &["DBSIZE"]), Reply::Int(guards.len() as i64), "one key each");
-    for guard in guards {
-        guard.release().await?;
-    }
-    let two = two_key(node.url()).key_prefix("a").connect().await?;
-    let other = two_key(node.url()).key_prefix("b").connect().await?;
-    let _guard = two.write("cfg").await?;
-    works(&other, "cfg").await;
-    Ok(())
-}
-
-/// Record of all events and spans on this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Visit for Log {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        write!(self.0.lock(), "{field}={value:?} ").expect("a text takes more");
-    }
-}
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        span.record(&mut self.clone());
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, values: &span::Record<'_>) {
-        values.record(&mut self.clone());
-    }
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }
 
 /// All topologies with this URL.
@@ -323,9 +264,7 @@ async fn words_of(topology: Topology) -> String {
 #[tokio::test]
 async fn nothing_tells_a_password() -> Outcome {
     let secret = "hunter2";
-    let log = Log::default();
-    crate::record::asks_all_subscribers();
-    let _subscriber = tracing::subscriber::set_default(log.clone());
+    let recorder = Recorder::start();
     let node = Node::builder(Server::Redis70).password("another").start()?;
     let at = node.addr();
     let urls = [
@@ -357,19 +296,19 @@ async fn nothing_tells_a_password() -> Outcome {
     let url = format!("redis://:another@{at}");
     for (manager, _) in both(&url).await {
         let guard = manager.write("cfg").await?;
-        let waiting = tokio::spawn(manager.write("other").into_future());
+        let waiting = spawn(manager.write("other"));
         let taken = granted(waiting).await;
         manager.force_release("cfg").await?;
         assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
         node.pause();
         let short = hash(&*url).unreachable_after(Duration::from_millis(200)).build()?;
-        let error = soon("the end of the wait", short.write("more").into_future()).await.expect_err("nobody");
+        let error = soon("the end of the wait", short.write("more")).await.expect_err("nobody");
         node.resume();
         let words = format!("{} {manager:?} {guard:?} {taken:?}", shown(&error));
         assert!(!words.contains("another"), "{words}");
         taken.release().await?;
     }
-    let logged = log.0.lock().clone();
+    let logged = recorder.lines().concat();
     assert!(logged.contains("ended the hold by force"), "events are seen: {logged}");
     assert!(!logged.contains(secret) && !logged.contains("another@"), "{logged}");
     Ok(())

@@ -1,16 +1,18 @@
 //! A waiter is dropped at each of its awaits, which the proxy holds in place: nothing stays on the server. The
 //! lease is long, so that no end of a lease hides a rest.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{HeldReply, HeldRequest, Matcher, Proxy};
-use redis_rwlock::{Acquiring, Guard, Mode, RwLockManager};
+use cluster_testenv::{Matcher, Proxy};
+use redis_rwlock::Mode;
 
 use super::{MACHINE, patient, recorded};
-use crate::either::take;
+use crate::either::{AnyGuard, take};
 use crate::fixture::{Manager, ServerFixture};
-use crate::wait::{BOUND, soon, stays_pending, until};
+use crate::wait::{BOUND, soon, until};
+use crate::wire::{is_applied, is_held};
 
 macro_rules! proxied_on_every_hash {
     ($($case:ident),+ $(,)?) => {$(
@@ -37,26 +39,50 @@ proxied_on_every_hash![
 const TAKEN_BACK: Duration = Duration::from_secs(1);
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A lock with a holder, and a waiter for it. The proxy can hold each request and reply of the waiter.
+/// A lock that is held to write, and a waiter for it. The proxy can hold each request and reply of the waiter.
 struct Scene<'a> {
     f: &'a ServerFixture,
     name: String,
-    holder: Manager,
     waiter: Manager,
+    /// Side of the waiter.
+    mode: Mode,
     proxy: &'a Proxy,
 }
 
+type Waiting<'a> = Pin<Box<dyn Future<Output = AnyGuard> + 'a>>;
+
+/// Polls a waiter until something happens.
+async fn polled_until(waiting: &mut Waiting<'_>, event: impl Future<Output = ()>) {
+    tokio::select! {
+        _ = waiting => panic!("it is granted"),
+        () = event => {}
+    }
+}
+
 impl<'a> Scene<'a> {
-    async fn new(f: &'a ServerFixture) -> Scene<'a> {
+    async fn new(f: &'a ServerFixture, mode: Mode) -> (Scene<'a>, AnyGuard) {
         let name = f.name();
+        let held = take(&f.manager_with(patient("holds")).await, &name, Mode::Write).await;
         let proxy = f.servers.owner_of(&f.hash_key(&name)).proxy();
-        Scene {
-            f,
-            holder: f.manager_with(patient("holds")).await,
-            waiter: f.manager_with(patient("waits")).await,
-            name,
-            proxy,
-        }
+        (Scene { f, name, waiter: f.manager_with(patient("waits")).await, mode, proxy }, held)
+    }
+
+    /// A scene with a waiting writer and one with a waiting reader, each with the guard of the holder.
+    async fn both(f: &'a ServerFixture) -> [(Scene<'a>, AnyGuard); 2] {
+        [Self::new(f, Mode::Write).await, Self::new(f, Mode::Read).await]
+    }
+
+    /// A waiter that was not polled yet.
+    fn waiting(&self) -> Waiting<'_> {
+        Box::pin(take(&self.waiter, &self.name, self.mode))
+    }
+
+    /// A waiter that was polled for a response timeout, so that all its requests are answered.
+    async fn waiting_for_its_notification(&self) -> Waiting<'_> {
+        let mut waiting = self.waiting();
+        polled_until(&mut waiting, tokio::time::sleep(RESPONSE_TIMEOUT)).await;
+        self.waits().await;
+        waiting
     }
 
     /// Matches the waiter's scripts for this lock.
@@ -73,6 +99,28 @@ impl<'a> Scene<'a> {
         until("it waits", async || recorded(self.f, &self.name) == 1).await;
     }
 
+    /// Drops the waiter while the proxy holds the reply to its next request of this kind.
+    async fn dropped_before_the_reply(&self, mut waiting: Waiting<'_>, request: Matcher) {
+        let reply = self.proxy.hold_reply(request);
+        polled_until(&mut waiting, is_applied(&reply)).await;
+        self.waits().await;
+        drop(waiting);
+        self.only_the_holder(Instant::now()).await;
+    }
+
+    /// Drops the waiter while the proxy holds its next request, which arrives after the waiter was taken back.
+    async fn dropped_before_the_request(&self, mut waiting: Waiting<'_>) {
+        let seen = self.proxy.requests_seen(self.questions());
+        let request = self.proxy.hold_request(self.questions());
+        polled_until(&mut waiting, is_held(&request)).await;
+        drop(waiting);
+        let dropped = Instant::now();
+        // The release takes another connection, because this one is given up. So it overtakes the request.
+        self.proxy.wait_for_requests(self.questions(), seen + 2, BOUND).expect("it is taken back");
+        request.release_and_wait(BOUND).expect("the server has answered");
+        self.only_the_holder(dropped).await;
+    }
+
     /// Waits until the lock has the holder only, and asserts that this was in time.
     async fn only_the_holder(&self, dropped: Instant) {
         until("nobody waits", async || recorded(self.f, &self.name) == 0).await;
@@ -82,184 +130,90 @@ impl<'a> Scene<'a> {
         assert!(dropped.elapsed() < TAKEN_BACK + MACHINE, "{:?}", dropped.elapsed());
     }
 
-    /// Waits until the lock is free, and asserts that this was in time.
-    async fn nobody(&self, dropped: Instant) {
+    /// Releases the hold, and waits until the lock is free.
+    async fn becomes_free(&self, held: AnyGuard) {
+        held.release_unharmed().await;
+        self.f.becomes_free(&self.name).await;
+        assert_eq!(recorded(self.f, &self.name), 0);
+    }
+
+    /// Releases the hold, which the waiter gets and does not know. Drops the waiter, and waits until the lock is free.
+    async fn dropped_with_its_grant(&self, waiting: Waiting<'_>, held: AnyGuard) {
+        held.release_unharmed().await;
+        assert_eq!(self.f.view(&self.name).await.holders[0].label, "waits", "it has the lock and does not know");
+        drop(waiting);
+        let dropped = Instant::now();
         until("the lock is free", async || self.f.view(&self.name).await.is_free()).await;
         assert!(dropped.elapsed() < TAKEN_BACK + MACHINE, "{:?}", dropped.elapsed());
         self.f.becomes_free(&self.name).await;
     }
 }
 
-/// Runs one scene as a writer and as a reader.
-macro_rules! both {
-    ($f:ident, $scene:ident, $waiting:ident => $body:block) => {{
-        {
-            let $scene = Scene::new($f).await;
-            let mut $waiting = $scene.waiter.write(&$scene.name).into_future();
-            $body
-        }
-        {
-            let $scene = Scene::new($f).await;
-            let mut $waiting = $scene.waiter.read(&$scene.name).into_future();
-            $body
-        }
-    }};
-}
-
-/// Polls a waiter for a response timeout, so that all its requests are answered.
-async fn polled_for_a_response_timeout<G: Guard>(waiting: &mut Acquiring<G>) {
-    let began = Instant::now();
-    while began.elapsed() < RESPONSE_TIMEOUT {
-        stays_pending("the grant", waiting).await;
-    }
-}
-
-/// Polls a waiter until the proxy holds its request.
-async fn until_held<G: Guard>(waiting: &mut Acquiring<G>, request: &HeldRequest) {
-    let began = Instant::now();
-    loop {
-        stays_pending("the grant", waiting).await;
-        if request.wait_held(Duration::ZERO).is_ok() {
-            return;
-        }
-        assert!(began.elapsed() < BOUND, "the request did not come");
-    }
-}
-
-/// Polls a waiter until the proxy holds the answer to its request.
-async fn until_applied<G: Guard>(waiting: &mut Acquiring<G>, reply: &HeldReply) {
-    let began = Instant::now();
-    loop {
-        stays_pending("the grant", waiting).await;
-        if reply.wait_applied(Duration::ZERO).is_ok() {
-            return;
-        }
-        assert!(began.elapsed() < BOUND, "the answer did not come");
-    }
-}
-
 async fn dropped_with_the_reply_to_its_first_question_on_its_way(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let reply = scene.proxy.hold_reply(scene.questions());
-        until_applied(&mut waiting, &reply).await;
-        drop(waiting);
-        scene.only_the_holder(Instant::now()).await;
-        drop(reply);
-        held.release_unharmed().await;
-        f.becomes_free(&scene.name).await;
-    });
+    for (scene, held) in Scene::both(f).await {
+        scene.dropped_before_the_reply(scene.waiting(), scene.questions()).await;
+        scene.becomes_free(held).await;
+    }
 }
 
-/// The waiter's first request may arrive after it was taken back, and changes nothing then.
 async fn dropped_with_its_first_question_on_its_way(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let request = scene.proxy.hold_request(scene.questions());
-        until_held(&mut waiting, &request).await;
-        drop(waiting);
-        let dropped = Instant::now();
-        // The release takes another connection, because this one is given up. So it overtakes the request.
-        scene.proxy.wait_for_requests(scene.questions(), 2, BOUND).expect("it is taken back");
-        request.release_and_wait(BOUND).expect("the server has answered");
-        scene.only_the_holder(dropped).await;
-        held.release_unharmed().await;
-        f.becomes_free(&scene.name).await;
-        assert_eq!(recorded(f, &scene.name), 0);
-    });
+    for (scene, held) in Scene::both(f).await {
+        scene.dropped_before_the_request(scene.waiting()).await;
+        scene.becomes_free(held).await;
+    }
 }
 
 async fn dropped_while_it_subscribes(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        let reply = scene.proxy.hold_reply(scene.subscriptions());
-        until_applied(&mut waiting, &reply).await;
-        scene.waits().await;
-        drop(waiting);
-        scene.only_the_holder(Instant::now()).await;
-        drop(reply);
-        held.release_unharmed().await;
-        f.becomes_free(&scene.name).await;
-    });
+    for (scene, held) in Scene::both(f).await {
+        scene.dropped_before_the_reply(scene.waiting(), scene.subscriptions()).await;
+        scene.becomes_free(held).await;
+    }
 }
 
 async fn dropped_while_it_waits_for_its_notification(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        polled_for_a_response_timeout(&mut waiting).await;
-        scene.waits().await;
-        drop(waiting);
+    for (scene, held) in Scene::both(f).await {
+        drop(scene.waiting_for_its_notification().await);
         scene.only_the_holder(Instant::now()).await;
-        held.release_unharmed().await;
-        f.becomes_free(&scene.name).await;
-    });
+        scene.becomes_free(held).await;
+    }
 }
 
 async fn dropped_with_a_heartbeat_on_its_way(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        polled_for_a_response_timeout(&mut waiting).await;
-        scene.waits().await;
-        let seen = scene.proxy.requests_seen(scene.questions());
-        let request = scene.proxy.hold_request(scene.questions());
-        until_held(&mut waiting, &request).await;
-        drop(waiting);
-        let dropped = Instant::now();
-        scene.proxy.wait_for_requests(scene.questions(), seen + 2, BOUND).expect("it is taken back");
-        request.release_and_wait(BOUND).expect("the server has answered");
-        scene.only_the_holder(dropped).await;
-        held.release_unharmed().await;
-        f.becomes_free(&scene.name).await;
-    });
+    for (scene, held) in Scene::both(f).await {
+        scene.dropped_before_the_request(scene.waiting_for_its_notification().await).await;
+        scene.becomes_free(held).await;
+    }
 }
 
 async fn dropped_with_the_reply_to_a_heartbeat_on_its_way(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        polled_for_a_response_timeout(&mut waiting).await;
-        scene.waits().await;
-        let reply = scene.proxy.hold_reply(scene.questions());
-        until_applied(&mut waiting, &reply).await;
-        drop(waiting);
-        scene.only_the_holder(Instant::now()).await;
-        drop(reply);
-        held.release_unharmed().await;
-        f.becomes_free(&scene.name).await;
-    });
+    for (scene, held) in Scene::both(f).await {
+        scene.dropped_before_the_reply(scene.waiting_for_its_notification().await, scene.questions()).await;
+        scene.becomes_free(held).await;
+    }
 }
 
 /// The proxy holds the waiter's notification, with the confirmation of the subscription in front of it.
 async fn dropped_with_its_grant_on_its_way(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
+    for (scene, held) in Scene::both(f).await {
+        let mut waiting = scene.waiting();
         let reply = scene.proxy.hold_reply(scene.subscriptions());
-        until_applied(&mut waiting, &reply).await;
+        polled_until(&mut waiting, is_applied(&reply)).await;
         scene.waits().await;
-        held.release_unharmed().await;
-        assert_eq!(f.view(&scene.name).await.holders[0].label, "waits", "it has the lock and does not know");
-        drop(waiting);
-        scene.nobody(Instant::now()).await;
-        drop(reply);
-    });
+        scene.dropped_with_its_grant(waiting, held).await;
+    }
 }
 
 async fn dropped_with_its_grant_not_looked_at(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
-        polled_for_a_response_timeout(&mut waiting).await;
-        scene.waits().await;
-        held.release_unharmed().await;
-        assert_eq!(f.view(&scene.name).await.holders[0].label, "waits", "it has the lock and does not know");
-        drop(waiting);
-        scene.nobody(Instant::now()).await;
-    });
+    for (scene, held) in Scene::both(f).await {
+        scene.dropped_with_its_grant(scene.waiting_for_its_notification().await, held).await;
+    }
 }
 
 async fn next_of_its_process_has_the_grant_that_was_on_its_way(f: &ServerFixture) {
-    both!(f, scene, waiting => {
-        let held = take(&scene.holder, &scene.name, Mode::Write).await;
+    for (scene, held) in Scene::both(f).await {
+        let mut waiting = scene.waiting();
         let reply = scene.proxy.hold_reply(scene.subscriptions());
-        until_applied(&mut waiting, &reply).await;
+        polled_until(&mut waiting, is_applied(&reply)).await;
         scene.waits().await;
         // One waiter of each side, so that one of them takes the place over.
         let next = [Mode::Read, Mode::Write].map(|mode| {
@@ -274,5 +228,5 @@ async fn next_of_its_process_has_the_grant_that_was_on_its_way(f: &ServerFixture
             soon("its turn", waiting).await.expect("no panic");
         }
         f.becomes_free(&scene.name).await;
-    });
+    }
 }

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use redis_rwlock::{Error, HoldState, LossReason};
 
 use super::{MACHINE, scene};
+use crate::errors::assert_lost;
 use crate::fixture::{Fixture, on_every_queue};
-use crate::wait::{Outcome, granted, soon, stays_pending};
+use crate::wait::{Outcome, granted, soon, spawn, stays_pending};
 
 on_every_queue![
     close_ends_all_waits_here_and_lets_those_elsewhere_in,
@@ -29,7 +30,7 @@ async fn close_ends_all_waits_here_and_lets_those_elsewhere_in(f: &Fixture) -> O
     let elsewhere = f.queued(&name, there.write(&name)).await;
     let reading_elsewhere = f.queued(&name, there.read(&name)).await;
     let waits_there = f.queued(&other, here.read(&other)).await;
-    let waits_here = tokio::spawn(here.write(&name).into_future());
+    let waits_here = spawn(here.write(&name));
     let began = Instant::now();
     soon("the close", here.close()).await?;
     assert_eq!(writing.state(), HoldState::Lost(LossReason::Closed));
@@ -81,7 +82,7 @@ async fn force_lets_the_queue_in_in_its_order(f: &Fixture) -> Outcome {
     stays_pending("the second write", &mut second).await;
     // The release of a guard that was forced out does not end the hold of another.
     let error = stuck.release().await.expect_err("forced");
-    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    assert_lost(&error, LossReason::Forced);
     assert_eq!(writing.state(), HoldState::Held);
     writing.release().await?;
     granted(second).await.release().await?;

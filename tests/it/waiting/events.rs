@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use redis_rwlock::{Error, LossReason};
+use redis_rwlock::LossReason;
 use tokio::join;
 
 use super::process::Process;
 use super::scripts;
+use crate::errors::assert_lost;
 use crate::fixture::{ServerFixture, Settings, hash_on_every_server, on_one};
 use crate::wait::{Outcome, granted, soon, until};
 
@@ -43,7 +44,7 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) -> Outcom
     assert_eq!(told[..3], ["queued", "granted by notification", "claimed"]);
     assert!(told[3..].len() == 1 && told[3].starts_with("lost the write hold"), "{told:?}");
     let error = guard.release().await.expect_err("it was ended");
-    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    assert_lost(&error, LossReason::Forced);
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use super::{HEARTBEAT, MACHINE, patient, scene};
 use crate::either::{AnyGuard, take};
 use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
+use crate::nodes::{reader_of, role_of};
 use crate::router::field::{Field, Load, name_of, on_own_servers};
 use crate::servers::ask;
 use crate::wait::{Outcome, granted, soon, until};
@@ -125,8 +126,7 @@ impl Queue {
     async fn is_replicated(&self, f: &Field, tag: &str) {
         let key = f.hash_key(&self.name);
         for replica in f.cluster.replicas_of(f.owner(tag)) {
-            let mut replica = replica.client().expect("connected");
-            replica.command(&["READONLY"]).expect("answered").into_result().expect("it may be read");
+            let mut replica = reader_of(replica);
             until("the replica has the queue", async || {
                 let fields = replica.command(&["HKEYS", &key]).expect("answered");
                 let fields = fields.array().expect("a list").iter();
@@ -160,7 +160,7 @@ const QUIET: Duration = HEARTBEAT.saturating_mul(3).saturating_add(MACHINE);
 
 async fn queue_moves_with_its_slot_step_by_step(server: Server) -> Outcome {
     let f = Field::primaries(server);
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     let queue = Queue::start(&f, &tag, LEASE).await;
     let slot = f.cluster.keyslot(&tag);
     let migration = SlotMigration::begin(&f.cluster, slot, &f.cluster.nodes()[1])?;
@@ -177,7 +177,7 @@ async fn queue_moves_with_its_slot_step_by_step(server: Server) -> Outcome {
 async fn queue_moves_with_its_slot_at_once(server: Server) {
     let f = Field::primaries(server);
     let can = f.cluster.can_migrate_atomically().expect("answered");
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     let queue = Queue::start(&f, &tag, LEASE).await;
     let slot = f.cluster.keyslot(&tag);
     let moves_to = |n: usize| {
@@ -194,7 +194,7 @@ async fn queue_moves_with_its_slot_at_once(server: Server) {
 
 async fn queue_outlives(server: Server, fails_over: impl AsyncFn(&Field, &Node), within: Duration) {
     let f = Field::with_replicas(server);
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     let queue = Queue::start(&f, &tag, LEASE).await;
     queue.is_replicated(&f, &tag).await;
     fails_over(&f, f.owner(&tag)).await;
@@ -217,8 +217,7 @@ async fn queue_outlives_a_forced_failover(server: Server) {
         f.cluster.failover_force(primary).expect("a replica takes over");
         // The old primary answers until it hears of the failover, and its grants are lost then. Another durability
         // covers that.
-        let role = || ask(primary, &["ROLE"]).array().and_then(|role| role[0].text().map(String::from));
-        until("the old primary gives way", async || role().as_deref() == Some("slave")).await;
+        until("the old primary gives way", async || role_of(primary) == "slave").await;
     };
     queue_outlives(server, failover, FAILED_OVER).await;
 }
@@ -233,7 +232,7 @@ async fn queue_outlives_a_killed_primary(server: Server) {
 
 async fn waiters_and_holder_outlive_the_loss_of_all_keys(server: Server) {
     let f = Field::primaries(server);
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     // No lease ends meanwhile, so the waiters come back by their heartbeats alone.
     let mut queue = Queue::start(&f, &tag, LEASE).await;
     let flushed = Instant::now();
@@ -265,7 +264,7 @@ async fn load(f: &Field, tag: &str) -> Load {
 
 async fn waiters_outlive_forgotten_scripts(server: Server) {
     let f = Field::primaries(server);
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     let load = load(&f, &tag).await;
     for _ in 0..100 {
         f.cluster.script_flush().expect("flushed");
@@ -276,7 +275,7 @@ async fn waiters_outlive_forgotten_scripts(server: Server) {
 
 async fn waiters_outlive_killed_subscriptions(server: Server) {
     let f = Field::primaries(server);
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     let load = load(&f, &tag).await;
     load.goes_on("in the beginning", 20).await;
     let (mut killed, mut longest) = (0, Duration::ZERO);
@@ -294,7 +293,7 @@ async fn waiters_outlive_killed_subscriptions(server: Server) {
 
 async fn killed_subscription_costs_a_heartbeat_at_most(server: Server) {
     let f = Field::primaries(server);
-    let tag = f.tag_at(&f.cluster.nodes()[0]);
+    let tag = f.tag();
     for _ in 0..5 {
         let queue = Queue::start(&f, &tag, LEASE).await;
         let owner = f.owner(&tag);

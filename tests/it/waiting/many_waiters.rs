@@ -13,6 +13,8 @@ use crate::either::take;
 use crate::fixture::{Fixture, Kind, Manager, ServerFixture, Settings};
 use crate::servers::SUPPORTED;
 
+crate::fixture::on_two_threads![many_waiters_in_memory_are_served_in_phases,];
+
 const PROCESSES: usize = 10;
 const TASKS: usize = 20;
 /// Longest time that a task has the lock.
@@ -131,7 +133,6 @@ async fn many_waiters_on(kind: Kind, server: Server, span: Duration) {
     println!("{handed_over} times the lock went to the next writer of a process");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_in_memory_are_served_in_phases() {
     drop(many_waiters(&Fixture::memory(), SHORT_RUN / 5).await);
 }

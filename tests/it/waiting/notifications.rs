@@ -11,7 +11,7 @@ use super::{HEARTBEAT, MACHINE};
 use crate::fixture::Manager;
 use crate::router::field::{calls_of, on_own_servers};
 use crate::servers::ask;
-use crate::wait::{Outcome, granted, soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, spawn, stays_pending, until};
 
 on_own_servers![
     waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_notification,
@@ -90,10 +90,10 @@ async fn waiter_that_was_cut_off_beyond_its_claim_does_not_get_in_by_its_old_not
     let (holder, other) = (scene.near("holder").await, scene.near("other").await);
     let far = scene.far(Duration::from_secs(10), Duration::from_millis(500)).await;
     let held = holder.write(NAME).await?;
-    let mut waits = tokio::spawn(far.write(NAME).into_future());
+    let mut waits = spawn(far.write(NAME));
     scene.last_waits("far").await;
     scene.subscribed(1).await;
-    let next = tokio::spawn(other.write(NAME).into_future());
+    let next = spawn(other.write(NAME));
     scene.last_waits("other").await;
     scene.proxy.freeze();
     let released = Instant::now();
@@ -125,7 +125,7 @@ async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server:
     let far = scene.far(LEASE, PATIENT).await;
     let held = holder.write(NAME).await?;
     let pushes = scene.proxy.hold_reply(Matcher::command("SSUBSCRIBE"));
-    let waits = tokio::spawn(far.write(NAME).into_future());
+    let waits = spawn(far.write(NAME));
     scene.last_waits("far").await;
     pushes.wait_applied(PATIENT).expect("it has subscribed");
     let released = Instant::now();
@@ -135,7 +135,7 @@ async fn waiter_whose_notification_is_held_back_gets_in_by_its_heartbeat(server:
     assert!(released.elapsed() < HEARTBEAT + MACHINE, "{:?}", released.elapsed());
     guard.release().await?;
     let writing = other.write(NAME).await?;
-    let mut waits = tokio::spawn(far.write(NAME).into_future());
+    let mut waits = spawn(far.write(NAME));
     scene.last_waits("far").await;
     tokio::time::sleep(LEASE.saturating_sub(released.elapsed())).await;
     // Now the notification of the first grant arrives.
@@ -156,7 +156,7 @@ async fn notification_that_is_repeated_lets_nobody_in(server: Server) -> Outcome
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
     let held = holder.write(NAME).await?;
-    let waits = tokio::spawn(waiter.write(NAME).into_future());
+    let waits = spawn(waiter.write(NAME));
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
     let channel = format!("{KEY}:wake:{}", &scene.first_waiting_writer()[..32]);
@@ -172,7 +172,7 @@ async fn notification_that_is_repeated_lets_nobody_in(server: Server) -> Outcome
     assert_eq!(guard.state(), HoldState::Held);
     guard.release().await?;
     let writing = holder.write(NAME).await?;
-    let mut waits = tokio::spawn(waiter.write(NAME).into_future());
+    let mut waits = spawn(waiter.write(NAME));
     scene.last_waits("waiter").await;
     for _ in 0..10 {
         tell_again();
@@ -221,7 +221,7 @@ async fn forged_grant_beyond_the_clocks_lets_nobody_in(server: Server) -> Outcom
     let scene = Scene::new(server);
     let (holder, waiter) = (scene.near("holder").await, scene.near("waiter").await);
     let held = holder.write(NAME).await?;
-    let mut waits = tokio::spawn(waiter.write(NAME).into_future());
+    let mut waits = spawn(waiter.write(NAME));
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
     let id = scene.first_waiting_writer();
@@ -267,7 +267,7 @@ async fn flood_of_notifications_costs_few_scripts_and_none_after_it(server: Serv
         builder.lease(PATIENT * 4).unreachable_after(PATIENT * 4).build().expect("built")
     });
     let held = holder.write(NAME).await?;
-    let waits = tokio::spawn(waiter.write(NAME).into_future());
+    let waits = spawn(waiter.write(NAME));
     scene.last_waits("waiter").await;
     scene.subscribed(1).await;
     let channel = format!("{KEY}:wake:{}", &scene.first_waiting_writer()[..32]);
