@@ -85,8 +85,7 @@ fn no_is_no() {
 fn free_lock_is_only_looked_at() {
     let (node, name) = (start_node(), new_name());
     let scripts_of = |args: &[&str]| {
-        let said = said(at(&node.url(), args));
-        assert_eq!(said.code, Some(1), "{said:?}");
+        said(at(&node.url(), args)).assert_code(1);
         let Reply::Bulk(info) = node.command(&["INFO", "commandstats"]).expect("answered") else { panic!("no text") };
         ask(&node, &["CONFIG", "RESETSTAT"]);
         let info = String::from_utf8(info).expect("text");

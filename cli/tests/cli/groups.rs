@@ -33,7 +33,7 @@ fn command_holds_all_locks_in_their_modes_and_knows_the_tokens() {
         "env | grep ^RWLOCK_ | grep -v NODE | sort; for name in {stock} {rates}; do {PROGRAM} inspect --json $name; done; exit 7"
     );
     let done = run(&[], &[("--write", &stock), ("--read", &rates)], &script);
-    assert_eq!(done.code, Some(7), "{done:?}");
+    done.assert_code(7);
     let lines: Vec<&str> = done.out.lines().collect();
     let [first, second, name_1, name_2, of_stock, of_rates] = &*lines else { panic!("{done:?}") };
     assert_eq!((*name_1, *name_2), (&*format!("RWLOCK_NAME_1={stock}"), &*format!("RWLOCK_NAME_2={rates}")));
@@ -80,8 +80,7 @@ fn refusal_names_the_lock_and_leaves_the_others_free() {
         assert!(names, "{limit:?}: {refused:?}");
         assert!(is_free(&free), "{limit:?}");
     }
-    let shared = run(&["-n"], &[("--write", &free), ("--read", &taken)], "echo started");
-    assert_eq!((shared.code, &*shared.out), (Some(0), "started\n"), "{shared:?}");
+    run(&["-n"], &[("--write", &free), ("--read", &taken)], "echo started").assert_whole_out(0, "started\n");
     guard.release().expect("ours to the end");
 }
 
@@ -94,7 +93,7 @@ fn wait_tells_for_whom_and_starts_after_the_holder() {
     folder.until_told(&format!("waiting for lock {taken}, held by"));
     assert!(!folder.read("err").contains(&free), "{}", folder.read("err"));
     guard.release().expect("ours to the end");
-    assert_eq!(running.said().code, Some(0));
+    running.said().assert_code(0);
     assert!(is_free(&free) && is_free(&taken));
 }
 
@@ -105,7 +104,7 @@ fn signal_during_the_wait_leaves_nothing() {
     let running = start(&[], &[("--write", &first), ("--read", &taken)], "echo started");
     until_one_waits(&taken);
     running.signal(Signal::TERM);
-    assert_eq!(running.said().code, Some(128 + 15));
+    running.said().assert_code(128 + 15);
     assert!(is_free(&first) && view(&taken)["waiters"] == Value::Array(vec![]));
     guard.release().expect("ours to the end");
 }
@@ -115,9 +114,9 @@ fn loss_of_one_lock_ends_the_command_and_frees_the_others() {
     let (kept, lost) = (new_name(), new_name());
     let running = start(&["--lease", "0.6"], &[("--write", &kept), ("--write", &lost)], "sleep 60");
     until("it holds the locks", || !is_free(&kept) && !is_free(&lost));
-    assert_eq!(output_of(&["force-release", "--yes", &lost]).code, Some(0));
+    output_of(&["force-release", "--yes", &lost]).assert_code(0);
     let ended = running.said();
-    assert_eq!(ended.code, Some(76), "{ended:?}");
+    ended.assert_code(76);
     assert!(ended.err.contains(&format!("the hold of lock {lost} was lost")), "{ended:?}");
     assert!(is_free(&kept) && is_free(&lost));
 }
@@ -133,8 +132,7 @@ fn runs_with_the_locks_in_opposite_orders_all_end() {
         })
         .collect();
     for running in runs {
-        let ended = running.said();
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        running.said().assert_code(0);
     }
     assert!(is_free(&one) && is_free(&other));
 }
@@ -171,8 +169,7 @@ fn one_name_is_written_in_every_way_that_worked_before() {
         assert_eq!((told, &json["holders"][0]["mode"]), (&*name, &mode.into()), "{before:?}");
     }
     let name = new_name();
-    let last = output_of(&["run", &name, "--read", "--", "true"]);
-    assert_eq!(last.code, Some(0), "{last:?}");
+    output_of(&["run", &name, "--read", "--", "true"]).assert_code(0);
 }
 
 #[test]
@@ -205,7 +202,7 @@ fn unclear_lines_are_refused_before_anything_is_sent() {
 fn end_of_the_longest_hold_names_all_locks() {
     let (one, other) = (new_name(), new_name());
     let done = run(&["--max-hold", "0.8", "--lease", "0.6"], &[("--write", &one), ("--write", &other)], "sleep 60");
-    assert_eq!(done.code, Some(76), "{done:?}");
+    done.assert_code(76);
     assert!(done.err.contains(&format!("locks {one}, {other}: the hold was not extended in time")), "{done:?}");
     until("the locks are free", || is_free(&one) && is_free(&other));
 }

@@ -7,8 +7,8 @@ use redis_rwlock::blocking::RedisManager;
 use serde_json::Value;
 
 use crate::program::{
-    PROGRAM, Running, SERVER, ask, at, connect, hold, labelled, new_name, output_of, parsed, program, said, start_node,
-    until, until_one_waits, view,
+    PROGRAM, Running, SERVER, ask, at, hold, labelled, new_name, output_of, parsed, program, said, start_node, until,
+    until_one_waits, view,
 };
 
 /// Runs the program with a standard output that no process reads.
@@ -22,8 +22,7 @@ fn with_closed_pipe(args: &[&str], url: &str) -> (Option<i32>, String) {
 #[test]
 fn closed_pipe_is_no_failure() {
     let (name, url) = (new_name(), SERVER.url());
-    let manager = RedisManager::connect(&url).expect("connected");
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold(&name);
     for args in [
         &["list"][..],
         &["list", "--json"],
@@ -61,8 +60,8 @@ fn list_in_a_pipe_to_head_is_quiet() {
 
 #[test]
 fn times_in_json_are_numbers_beside_the_texts() {
-    let (name, manager) = (new_name(), connect());
-    let guard = manager.write(&name).wait().expect("granted");
+    let name = new_name();
+    let guard = hold(&name);
     let waiter = Running::start(program(&["run", &name, "--", "true"]));
     until_one_waits(&name);
     let look = view(&name);
@@ -107,7 +106,7 @@ fn lock_that_was_never_there_is_told_from_one_that_is_free() {
     let (never, once) = (new_name(), new_name());
     hold(&once).release().expect("ours to the end");
     let (never, once) = (output_of(&["inspect", &never]), output_of(&["inspect", &once]));
-    assert!(never.code == Some(1) && never.out.contains("the server knows nothing of it"), "{never:?}");
+    never.assert_out(1, "the server knows nothing of it");
     assert!(
         once.code == Some(1) && once.out.contains("is free, last token") && !once.out.contains("knows nothing"),
         "{once:?}"
@@ -123,7 +122,7 @@ fn odd_keys_hide_no_other_lock() {
     ask(&node, &["HSET", "rwlock:{another-layout}:lock", "t", "7", "h", "1 w 9999999999999 1 1 old.0:1"]);
     for args in [&["list"][..], &["list", "--held"]] {
         let list = said(at(&node.url(), args));
-        assert_eq!(list.code, Some(77), "{list:?}");
+        list.assert_code(77);
         let line =
             |name: &str| list.out.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{list:?}"));
         assert!(line("good").contains("write"), "{list:?}");

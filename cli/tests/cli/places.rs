@@ -12,7 +12,9 @@ use std::time::Duration;
 use cluster_testenv::Proxy;
 use rustix::process::Signal;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, connect, hold, new_name, send, until_one_waits};
+use crate::program::{
+    Folder, PROGRAM, Running, SERVER, connect, hold, new_name, nothing_is_left, processes, send, until_one_waits,
+};
 
 /// Command of a line.
 const JOB: &str = "sh -c 'echo inside >>jobs'";
@@ -134,12 +136,6 @@ impl Line {
     }
 }
 
-/// Asserts that neither a holder nor a waiter is left.
-fn nothing_is_left(name: &str, case: &str) {
-    let view = connect().inspect(name).expect("inspected");
-    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
-}
-
 /// Starts each line behind another holder. Inspects the lock when the lines that do not wait have ended. Then releases
 /// the holder, and inspects the lock again when all have ended.
 fn every_line_works_behind_a_holder(place: Place) {
@@ -149,7 +145,7 @@ fn every_line_works_behind_a_holder(place: Place) {
     let manager = connect();
     let started = lines().into_iter().map(|line| {
         let (name, folder) = (new_name(), Folder::new());
-        let guard = manager.write(&name).wait().expect("granted");
+        let guard = hold(&name);
         let running = place.start(&line.with(&name, JOB), &folder);
         (line, name, folder, guard, running)
     });
@@ -200,9 +196,7 @@ fn pid_of(name: &str) -> i32 {
         let words: Vec<&str> = words.split('\0').collect();
         words.first() == Some(&PROGRAM) && words.contains(&name)
     };
-    let processes = fs::read_dir("/proc").expect("Linux").flatten();
-    let mut found = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_it);
-    found.next().expect("it runs")
+    processes().find(is_it).expect("it runs")
 }
 
 #[test]

@@ -93,12 +93,49 @@ pub(crate) fn until_one_waits(name: &str) {
     until("it waits", || manager.inspect(name).expect("inspected").waiters.len() == 1);
 }
 
+/// Asserts that no holder and no waiter is left.
+pub(crate) fn nothing_is_left(name: &str, case: &str) {
+    let view = connect().inspect(name).expect("inspected");
+    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
+}
+
+/// Returns the ids of all processes.
+pub(crate) fn processes() -> impl Iterator<Item = i32> {
+    fs::read_dir("/proc").expect("Linux").flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// Output and exit code of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
+}
+
+impl Said {
+    /// Asserts the exit code.
+    #[track_caller]
+    pub(crate) fn assert_code(&self, code: i32) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+    }
+
+    /// Asserts the exit code, and a part of the output.
+    #[track_caller]
+    pub(crate) fn assert_out(&self, code: i32, part: &str) {
+        assert!(self.code == Some(code) && self.out.contains(part), "{part}: {self:?}");
+    }
+
+    /// Asserts the exit code, and a part of the messages.
+    #[track_caller]
+    pub(crate) fn assert_err(&self, code: i32, part: &str) {
+        assert!(self.code == Some(code) && self.err.contains(part), "{part}: {self:?}");
+    }
+
+    /// Asserts the exit code, and the whole output.
+    #[track_caller]
+    pub(crate) fn assert_whole_out(&self, code: i32, out: &str) {
+        assert_eq!((self.code, &*self.out), (Some(code), out), "{self:?}");
+    }
 }
 
 pub(crate) fn said(mut command: Command) -> Said {
@@ -146,14 +183,13 @@ impl Running {
     /// Returns the processes that watch over its command.
     pub(crate) fn watchdogs(&self) -> Vec<i32> {
         let parent = self.0.id().to_string();
-        let processes = fs::read_dir("/proc").expect("Linux").flatten();
         let is_one = |pid: &i32| {
             let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let is_child =
                 file("stat").rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(1) == Some(&parent));
             is_child && file("cmdline").contains("watch-over-group")
         };
-        processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
+        processes().filter(is_one).collect()
     }
 
     /// Waits for the program's end.
