@@ -397,19 +397,19 @@ fn every_primary_is_looked_at() {
     let user = "locks:s3cret@";
     of_cluster(&cluster, user).is_well();
 
-    let policy = |policy: &str| nodes.iter().for_each(|node| set(node, "maxmemory-policy", policy));
-    policy("volatile-ttl");
+    let set_all = |name: &str, value: &str| nodes.iter().for_each(|node| set(node, name, value));
+    set_all("maxmemory-policy", "volatile-ttl");
     of_cluster(&cluster, user).only("memory-policy", "volatile-ttl").names(&nodes);
-    policy("noeviction");
+    set_all("maxmemory-policy", "noeviction");
 
-    nodes.iter().for_each(|node| set(node, "maxmemory", "1"));
+    set_all("maxmemory", "1");
     of_cluster(&cluster, user).only("memory", "maxmemory 1").names(&nodes);
     // Without the right to ask for the memory, doctor finds the fault by a lock at each primary.
     nodes.iter().for_each(|node| allow(node, &["-info"]));
     of_cluster(&cluster, user).only("trial", "out of memory").names(&nodes);
     set(nodes[0], "maxmemory", "0");
     of_cluster(&cluster, user).only("trial", "out of memory").names(&nodes[1..]);
-    nodes.iter().for_each(|node| set(node, "maxmemory", "0"));
+    set_all("maxmemory", "0");
     nodes.iter().for_each(|node| allow(node, &["+info"]));
 
     nodes[1..].iter().for_each(|node| allow(node, &["-hset"]));

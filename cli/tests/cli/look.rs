@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::{
-    Folder, SERVER, at, hold, labelled, new_name, output_of, parsed, said, start_node, until, view, without_node,
+    Folder, SERVER, at, hold, hold_by, labelled, new_name, output_of, parsed, release, said, start_node, until, view,
+    without_node,
 };
 
 #[test]
@@ -23,24 +24,24 @@ fn locks_are_shown_to_people_and_programs() {
     output_of(&["inspect", &free]).assert_code(1);
 
     let list = output_of(&["list"]);
-    let line = list.out.lines().find(|line| line.starts_with(&format!("{shown} "))).expect("a line");
+    let line = list.line(&format!("{shown} "));
     assert!(line.contains("write") && !list.out.contains('\u{1b}'), "{list:?}");
     let json = parsed(&output_of(&["list", "--json"]).out);
     assert!(json.as_array().expect("a list").iter().any(|lock| lock["name"] == *held));
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 #[test]
 fn detached_hold_is_shown_with_its_label_and_without_its_id() {
     let name = new_name();
-    let guard = labelled(&SERVER, "web-1").write(&name).wait().expect("granted");
+    let guard = hold_by(&labelled(&SERVER, "web-1"), &name);
     let ticket = guard.detach(Duration::from_secs(300)).expect("detached");
     let id = serde_json::to_value(&ticket).expect("JSON")["id"].as_str().expect("a text").to_owned();
     let people = output_of(&["inspect", &name]);
-    let line = people.out.lines().find(|line| line.starts_with("detached")).expect("a line");
+    let line = people.line("detached");
     assert!(people.code == Some(0) && line.contains("web-1") && line.ends_with(" left"), "{people:?}");
     let list = output_of(&["list", "--held"]);
-    let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
+    let line = list.line(&format!("{name} "));
     assert!(line.contains(" detached ") && line.contains("web-1"), "{line}");
     let json = output_of(&["inspect", "--json", &name]);
     let view = parsed(&json.out);

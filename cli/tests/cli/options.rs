@@ -7,7 +7,8 @@ use std::process::Command;
 use cluster_testenv::{Node, Server};
 
 use crate::program::{
-    Folder, Running, SERVER, at, connect, new_name, output_of, program, said, start_node, three_primaries, without_node,
+    Folder, Running, SERVER, at, connect, name_and_folder, new_name, output_of, program, said, start_node,
+    three_primaries, without_node,
 };
 
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
@@ -53,7 +54,7 @@ fn misspelt_variable_is_an_error_and_a_strange_one_a_line() {
 fn password_file_is_for_all_commands() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
     let url = format!("redis://{}", server.addr());
-    let (folder, name) = (Folder::new(), new_name());
+    let (name, folder) = name_and_folder();
     let (password, wrong) = (folder.write("password", "s3cret\n"), folder.write("wrong", "other\n"));
     let empty = folder.write("empty", "\n");
     let config =

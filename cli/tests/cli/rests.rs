@@ -23,10 +23,10 @@ fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
     job(&["--at-least", LONG], &name, "echo and by the second").assert_whole_out(75, "");
 
     let people = output_of(&["inspect", &name]);
-    let line = people.out.lines().find(|line| line.starts_with("done")).expect("a line");
+    let line = people.line("done");
     assert!(people.code == Some(0) && line.contains("web-1") && line.contains("free in "), "{people:?}");
     let list = output_of(&["list", "--held"]);
-    let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
+    let line = list.line(&format!("{name} "));
     assert!(line.contains(" done ") && line.contains("web-1"), "{line}");
     let json = view(&name);
     assert_eq!((&json["holders"][0]["resting"], &json["holders"][0]["label"]), (&true.into(), &"web-1".into()));

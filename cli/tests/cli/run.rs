@@ -8,8 +8,9 @@ use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
 use crate::program::{
-    Folder, PROGRAM, Running, SERVER, at, connect, hold, is_free, labelled, new_name, nothing_is_left, output_of,
-    parsed, program, said, send, start_node, until, until_one_waits, wall_clock, without_node,
+    Folder, PROGRAM, Running, SERVER, at, connect, hold, hold_by, is_free, labelled, name_and_folder, new_name,
+    nothing_is_left, output_of, parsed, program, release, said, send, start_node, until, until_one_waits, wall_clock,
+    without_node,
 };
 
 /// Returns a command that runs a shell script under a lock.
@@ -66,7 +67,7 @@ fn command_gets_no_variable_with_a_password() {
 #[test]
 fn no_command_line_has_a_password() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
-    let (folder, name) = (Folder::new(), new_name());
+    let (name, folder) = name_and_folder();
     let password = folder.write("password", "s3cret");
     let without = server.url().replace(":s3cret@", "");
     let script = "tr '\\0' ' ' </proc/$$/cmdline; tr '\\0' ' ' </proc/$PPID/cmdline";
@@ -123,7 +124,7 @@ fn with_default_signals(command: &Command) -> Command {
 }
 
 fn signal_reaches_the_command(signal: Signal, word: &str) {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let script = format!("trap 'echo {word} >heard; exit 3' {word}; echo $$ >ready; while :; do sleep 0.02; done");
     let start = |script: &str| Running::start(in_folder(with_default_signals(&run(&name, script)), &folder));
     let running = start(&script);
@@ -172,14 +173,14 @@ fn signal_ends_waiting_and_nothing_waits_any_more() {
         running.signal(Signal::TERM);
         running.said().assert_code(143);
         assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
-        guard.release().expect("ours to the end");
+        release(guard);
         assert!(is_free(&name), "no rest either");
     }
 }
 
 #[test]
 fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let manager = connect();
     let guard = hold(&name);
     let waits = Running::start(with_default_signals(&run(&name, "true")));
@@ -188,7 +189,7 @@ fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
     let said = waits.said();
     assert!(said.code.is_none() && said.err.is_empty(), "it has no exit code: {said:?}");
     assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
-    guard.release().expect("ours to the end");
+    release(guard);
     let runs =
         Running::start(in_folder(with_default_signals(&run(&name, "echo there >started; exec sleep 100")), &folder));
     folder.line("started");
@@ -201,7 +202,7 @@ fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
 fn signal_that_ends_a_wait_tells_that_no_server_has_confirmed_it() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     let manager = RedisManager::connect(node.url()).expect("connected");
-    let _guard = manager.write("cfg").wait().expect("granted");
+    let _guard = hold_by(&manager, "cfg");
     let waits = Running::start(at(&node.url(), &["run", "cfg", "--", "true"]));
     until("it waits", || manager.inspect("cfg").expect("inspected").waiters.len() == 1);
     node.pause();
@@ -211,7 +212,7 @@ fn signal_that_ends_a_wait_tells_that_no_server_has_confirmed_it() {
 
 #[test]
 fn what_the_command_leaves_behind_is_ended_before_the_lock_is_free() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let polite = "sh -c 'trap \"echo bye >heard; exit\" TERM; echo $$ >below; while :; do sleep 0.02; done' &";
     let script = format!("{polite} while [ ! -s below ]; do sleep 0.01; done; exit 5");
     said(in_folder(run(&name, &script), &folder)).assert_code(5);
@@ -286,7 +287,7 @@ fn nothing_outlives_the_lock_when_the_server_is_killed() {
 
 #[test]
 fn nothing_outlives_the_lock_when_the_program_stands_still() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let running = stubborn(&SERVER, &name, SHORT, &folder);
     running.signal(Signal::STOP);
     let end = wall_clock() + SHORT_NS;
@@ -297,7 +298,7 @@ fn nothing_outlives_the_lock_when_the_program_stands_still() {
 
 #[test]
 fn nothing_outlives_the_program_when_it_is_killed() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let running = stubborn(&SERVER, &name, LONG, &folder);
     running.signal(Signal::KILL);
     // All processes end long before the lease does.
@@ -309,7 +310,7 @@ fn nothing_outlives_the_program_when_it_is_killed() {
 /// outlive the lock.
 fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
     for then in [Signal::STOP, Signal::KILL] {
-        let (name, folder) = (new_name(), Folder::new());
+        let (name, folder) = name_and_folder();
         let running = stubborn(&SERVER, &name, SHORT, &folder);
         let [first] = running.watchdogs()[..] else { panic!("there is one watchdog") };
         send(hurt, first);
@@ -336,7 +337,7 @@ fn stopped_watchdog_is_told_and_goes_on() {
 
 #[test]
 fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let script = "echo >ready; until [ -e go ]; do sleep 0.02; done; exit 3";
     let running = Running::told_in(&folder, in_folder(run(&name, script), &folder));
     folder.line("ready");
@@ -356,7 +357,7 @@ fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
 
 #[test]
 fn stop_of_the_command_is_told_and_its_end_too() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let script = "echo $$ >pid; until [ -e go ]; do sleep 0.02; done; exit 3";
     let running = Running::told_in(&folder, in_folder(run(&name, script), &folder));
     let pid: i32 = folder.line("pid").parse().expect("a process id");
@@ -395,7 +396,7 @@ fn command_has_the_grace_to_tidy_up_even_if_it_is_stopped() {
 
 #[test]
 fn lock_that_is_taken_away_ends_the_command_at_once() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let running = stubborn(&SERVER, &name, LONG, &folder);
     output_of(&["--json", "force-release", "--yes", &name]).assert_out(0, r#""mode":"write""#);
     running.said().assert_code(76);
@@ -457,7 +458,7 @@ fn each_line_runs_to_its_end(url: &str) {
     });
     for (options, running, guard, name) in waits {
         until_one_waits(&name);
-        guard.release().expect("ours to the end");
+        release(guard);
         let said = running.said();
         assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} behind a holder: {said:?}");
         nothing_is_left(&name, &format!("{options:?} behind a holder"));
@@ -481,14 +482,14 @@ fn refused_run_names_the_holder() {
     let name = new_name();
     // This character would turn the rest of the line around.
     let manager = labelled(&SERVER, "web\u{202e}12");
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold_by(&manager, &name);
     for options in [&["-n"][..], &["-w", "0.1"], &["--read", "-n"], &["-n", "--json"]] {
         let said = said(with_options(&SERVER.url(), options, &name));
         assert_eq!((said.code, &*said.out), (Some(75), ""), "{options:?}: {said:?}");
         assert!(said.err.contains("u{202e}12") && !said.err.contains('\u{202e}'), "{options:?}: {said:?}");
         assert!(said.err.contains("(write, for ") && said.err.contains(" left)"), "{options:?}: {said:?}");
     }
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 #[test]
@@ -500,7 +501,7 @@ fn note_is_shown_while_the_command_runs() {
     shows.assert_code(0);
     let shown = "deploy 4711\\u{1b}[31m\\u{202e} with more words than a row of a table has room for";
     assert!(shows.out.lines().any(|line| line.starts_with("note of ") && line.ends_with(shown)), "{}", shows.out);
-    let row = shows.out.lines().find(|line| line.starts_with(&format!("{name}  write"))).expect("a row of the list");
+    let row = shows.line(&format!("{name}  write"));
     assert!(row.contains("deploy 4711\\u{1b}[31m\\u{202e} with") && row.ends_with('…'), "{row}");
     assert!(!shows.out.contains(['\u{1b}', '\u{202e}']), "{}", shows.out);
     let view = parsed(shows.out.lines().last().expect("JSON"));
@@ -520,7 +521,7 @@ fn default_grace_fits_a_short_lease() {
         let said = said(with_options(&SERVER.url(), &["--lease", lease, "--no-wait"], &name));
         assert_eq!(said.code, Some(75), "{lease}: {said:?}");
     }
-    guard.release().expect("ours to the end");
+    release(guard);
     // A grace from the user has to fit.
     output_of(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]).assert_err(2, "174ms is the most");
 }
@@ -543,7 +544,7 @@ fn who_gives_up_leaves_nothing() {
         // Inspects at once, because the place in the queue would later expire by itself.
         let view = manager.inspect(&name).expect("inspected");
         assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
-        guard.release().expect("ours to the end");
+        release(guard);
         assert!(is_free(&name), "{case}");
     }
 }
