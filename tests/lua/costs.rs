@@ -36,8 +36,7 @@ impl Lock {
 
     /// For each command how often it ran, and for how many microseconds.
     fn stats(&mut self) -> BTreeMap<String, (u64, u64)> {
-        let info = self.command(&["INFO", "commandstats"]);
-        let info = info.text().expect("a text").into_owned();
+        let info = self.text(&["INFO", "commandstats"]);
         let stats = info.lines().filter_map(|line| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(':')?;
             let mut numbers = rest.split(',').map(|part| part.split_once('='));
@@ -49,13 +48,11 @@ impl Lock {
 
     /// Acquires without a look at the invariants, which takes long beside many others.
     fn ask_unchecked(&mut self, id: &str, mode: Mode, wish: Wish) {
-        let args = self.wish_args(id, mode, wish);
-        self.try_run("acquire", &args);
+        self.try_run("acquire", &self.wish_args(id, mode, wish));
     }
 
     fn ask_cost(&mut self, id: &str, mode: Mode, wish: Wish) -> u64 {
-        let args = self.wish_args(id, mode, wish);
-        self.cost("acquire", &args)
+        self.cost("acquire", &self.wish_args(id, mode, wish))
     }
 
     fn acquire_cost(&mut self, id: &str, mode: Mode) -> u64 {
@@ -67,8 +64,7 @@ impl Lock {
     }
 
     fn leave_cost(&mut self, id: &str) -> u64 {
-        let args = self.leave_args(id);
-        self.cost("leave", &args)
+        self.cost("leave", &self.leave_args(id))
     }
 
     fn renew_cost(&mut self, id: &str) -> u64 {
@@ -145,9 +141,7 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
     }
     if lock.scheme == Scheme::Hash {
         for lock in &mut locks[1..] {
-            let key = lock.key();
-            let encoding = lock.command(&["OBJECT", "ENCODING", &key]);
-            assert_eq!(encoding.text().expect("a text"), "hashtable", "searched, not scanned");
+            assert_eq!(lock.encoding(), "hashtable", "searched, not scanned");
         }
     }
     let mut spent_us = [0; 3];
@@ -169,8 +163,7 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
 
 impl Lock {
     fn turn_cost(&mut self, old: &str, new: &str, mode: Mode) -> u64 {
-        let args = self.convert_args(old, new, mode, Wish::AT_ONCE);
-        self.cost("convert", &args)
+        self.cost("convert", &self.convert_args(old, new, mode, Wish::AT_ONCE))
     }
 }
 
@@ -282,8 +275,7 @@ fn waiting_costs_the_same_beside_many_others(lock: Lock) {
             ]);
         }
         for n in 0..others {
-            let args = lock.leave_args(&format!("r.{n}"));
-            lock.try_run("leave", &args);
+            lock.try_run("leave", &lock.leave_args(&format!("r.{n}")));
         }
         cost.extend([lock.leave_cost("w"), lock.leave_cost("v.0")]);
         costs.push(cost);
