@@ -10,7 +10,7 @@ impl Node {
     ///
     /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`](crate::Error::Refused).
     pub fn has_command(&self, name: &str) -> Result<bool> {
-        let reply = self.command(&["COMMAND", "INFO", name])?.into_result()?;
+        let reply = self.ask(&["COMMAND", "INFO", name])?;
         Ok(reply.array().and_then(<[Reply]>::first).is_some_and(|entry| !entry.is_nil()))
     }
 
@@ -21,7 +21,7 @@ impl Node {
     ///
     /// The errors of [`Client::command`](crate::Client::command), or [`Error::Refused`](crate::Error::Refused).
     pub fn has_argument(&self, command: &str, token: &str) -> Result<bool> {
-        let reply = self.command(&["COMMAND", "DOCS", command])?.into_result()?;
+        let reply = self.ask(&["COMMAND", "DOCS", command])?;
         Ok(has_token(&reply, token))
     }
 }

@@ -52,13 +52,11 @@ impl Cluster {
 
     /// All nodes: first the initial primaries, then the initial replicas. The order never changes; [`Cluster::replace`]
     /// puts a new node in the place of an old one.
-    #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
     /// URLs of [`Cluster::nodes`].
-    #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Node::url).collect()
     }
@@ -68,13 +66,11 @@ impl Cluster {
     /// # Panics
     ///
     /// When the cluster was started without [`ClusterBuilder::tls`].
-    #[must_use]
     pub fn certificates(&self) -> &Certificates {
         self.nodes[0].certificates()
     }
 
     /// Nodes that own slots, in the order of [`Cluster::nodes`].
-    #[must_use]
     pub fn primaries(&self) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).primaries();
         self.nodes.iter().filter(|node| ports.contains(&node.listed_port())).collect()
@@ -86,7 +82,6 @@ impl Cluster {
     /// # Panics
     ///
     /// When no running node knows an owner.
-    #[must_use]
     pub fn primary_of_slot(&self, slot: u16) -> &Node {
         let port = Topology::ask(&self.nodes).owner(slot);
         let node = port.and_then(|port| self.nodes.iter().find(|node| node.listed_port() == port));
@@ -94,7 +89,6 @@ impl Cluster {
     }
 
     /// Returns the replicas of a primary, dead and paused ones included, and none when the node is not a primary.
-    #[must_use]
     pub fn replicas_of(&self, primary: &Node) -> Vec<&Node> {
         let ports = Topology::ask(&self.nodes).replicas(primary.listed_port());
         self.nodes.iter().filter(|node| ports.contains(&node.listed_port())).collect()
@@ -105,7 +99,6 @@ impl Cluster {
     /// # Panics
     ///
     /// When no node runs.
-    #[must_use]
     pub fn keyslot(&self, key: impl AsRef<[u8]>) -> u16 {
         let command: [&[u8]; 3] = [b"CLUSTER", b"KEYSLOT", key.as_ref()];
         let ask = |node: &Node| node.command(&command).ok()?.int()?.try_into().ok();
@@ -172,10 +165,10 @@ impl Cluster {
     /// When there is no such node.
     pub fn upgrade(&mut self, index: usize, server: Server) -> Result<()> {
         let old = &self.nodes[index];
-        if old.role()? == "master" {
+        if old.is_primary()? {
             self.failover(old)?;
             // An old server cannot copy the data of a newer one, so the wait is not for a healthy cluster.
-            wait_for("the old primary being a replica", OK_BOUND, || (old.role().ok()? == "slave").then_some(()))?;
+            wait_for("the old primary being a replica", OK_BOUND, || (!old.is_primary().ok()?).then_some(()))?;
         }
         self.nodes[index].restart_as(server)?;
         self.wait_ok()
@@ -184,7 +177,7 @@ impl Cluster {
     fn set_node_timeout(&self, timeout_ms: &str) -> Result<()> {
         let name = NODE_TIMEOUT.trim_start_matches('-');
         for node in &self.nodes {
-            node.command(&["CONFIG", "SET", name, timeout_ms])?.into_result()?;
+            node.ask(&["CONFIG", "SET", name, timeout_ms])?;
         }
         Ok(())
     }

@@ -78,7 +78,7 @@ impl Cluster {
         }
         let what = format!("{} becoming the primary instead of {}", replica.addr(), primary.addr());
         let mut ordered: Option<Instant> = None;
-        let is_primary = || replica.role().is_ok_and(|role| role == "master");
+        let is_primary = || replica.is_primary().is_ok_and(|is_primary| is_primary);
         wait_for(what, BOUND, || {
             if is_primary() {
                 return Some(Ok(()));
@@ -114,15 +114,8 @@ impl Node {
     }
 
     fn node_timeout(&self) -> Result<Duration> {
-        let reply = self.command(&["CONFIG", "GET", "cluster-node-timeout"])?.into_result()?;
+        let reply = self.ask(&["CONFIG", "GET", "cluster-node-timeout"])?;
         let millis = reply.array().and_then(<[Reply]>::last).and_then(Reply::text).and_then(|text| text.parse().ok());
-        millis.map(Duration::from_millis).ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
-    }
-
-    /// Returns the node's own statement of its role, `master` or `slave`.
-    pub(crate) fn role(&self) -> Result<String> {
-        let reply = self.command(&["ROLE"])?.into_result()?;
-        let role = reply.array().and_then(<[Reply]>::first).and_then(Reply::text);
-        role.map(Into::into).ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
+        millis.map(Duration::from_millis).ok_or_else(|| reply.unexpected())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Client, Cluster, Error, Node, Reply, Result};
+use crate::{Client, Cluster, Node, Reply, Result};
 
 /// Faults by command. The server must run and accept connections. A fault of connections does not affect the connection
 /// that orders the fault.
@@ -11,7 +11,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn script_flush(&self) -> Result<()> {
         self.order(&["SCRIPT", "FLUSH"])
     }
@@ -20,7 +20,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn flush_all(&self) -> Result<()> {
         self.order(&["FLUSHALL"])
     }
@@ -29,7 +29,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn kill_clients(&self) -> Result<usize> {
         self.kill_connections("normal")
     }
@@ -38,7 +38,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn kill_subscribers(&self) -> Result<usize> {
         self.kill_connections("pubsub")
     }
@@ -48,7 +48,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn pause_clients(&self, how_long: Duration) -> Result<()> {
         self.order(&["CLIENT", "PAUSE", &how_long.as_millis().to_string(), "ALL"])
     }
@@ -58,7 +58,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn pause_writes(&self, how_long: Duration) -> Result<()> {
         self.order(&["CLIENT", "PAUSE", &how_long.as_millis().to_string(), "WRITE"])
     }
@@ -67,7 +67,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn unpause_writes(&self) -> Result<()> {
         self.order(&["CLIENT", "UNPAUSE"])
     }
@@ -77,7 +77,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn set_memory_limit(&self, limit_bytes: u64) -> Result<()> {
         self.order(&["CONFIG", "SET", "maxmemory-policy", "noeviction"])?;
         self.order(&["CONFIG", "SET", "maxmemory", &limit_bytes.to_string()])
@@ -88,7 +88,7 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn acl_set_user(&self, name: &str, rules: &[&str]) -> Result<()> {
         self.order(&[&["ACL", "SETUSER", name], rules].concat())
     }
@@ -98,25 +98,25 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The errors of [`Client::command`], or [`Error::Refused`].
+    /// The errors of [`Client::command`], or [`Error::Refused`](crate::Error::Refused).
     pub fn refuse_clients(&self) -> Result<RefusedClients> {
         let mut client = self.client()?;
         let answer = client.command(&["CONFIG", "GET", "maxclients"])?.into_result()?;
         let limit = answer.array().and_then(|pair| pair.get(1)).and_then(Reply::text);
-        let limit = limit.ok_or_else(|| Error::Unexpected(format!("{answer:?}")))?.into_owned();
+        let limit = limit.ok_or_else(|| answer.unexpected())?.into_owned();
         // The connection in `client` uses up this limit of one.
         client.command(&["CONFIG", "SET", "maxclients", "1"])?.into_result()?;
         Ok(RefusedClients { client, limit })
     }
 
     fn kill_connections(&self, kind: &str) -> Result<usize> {
-        let reply = self.command(&["CLIENT", "KILL", "TYPE", kind])?.into_result()?;
+        let reply = self.ask(&["CLIENT", "KILL", "TYPE", kind])?;
         let count = reply.int().and_then(|count| count.try_into().ok());
-        count.ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
+        count.ok_or_else(|| reply.unexpected())
     }
 
     fn order(&self, args: &[&str]) -> Result<()> {
-        self.command(args)?.into_result().map(drop)
+        self.ask(args).map(drop)
     }
 }
 

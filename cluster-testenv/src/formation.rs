@@ -9,18 +9,18 @@ const REPLICATE_BOUND: Duration = Duration::from_secs(20);
 
 /// Assigns the slots to the first `primaries` nodes, and introduces all nodes to each other. Makes the other nodes
 /// replicas, round robin.
-pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
+pub fn form(nodes: &[Node], primaries: usize) -> Result<()> {
     let (primary_nodes, replica_nodes) = nodes.split_at(primaries);
     for (index, node) in primary_nodes.iter().enumerate() {
         let slots = SLOTS * index / primaries..SLOTS * (index + 1) / primaries;
         // Redis 6.2 does not have the command that takes a range.
         let args: Vec<String> = ["CLUSTER", "ADDSLOTS"].map(str::to_owned).into_iter().chain(slots.map(text)).collect();
-        node.command(&args)?.into_result()?;
+        node.ask(&args)?;
     }
     // Nodes that all begin at epoch 0 would have to resolve the collisions one by one. The server allows the setting of
     // an epoch only before the nodes meet.
     for (index, node) in nodes.iter().enumerate() {
-        node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &text(index + 1)])?.into_result()?;
+        node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &text(index + 1)])?;
     }
     // Introduces every pair, because gossip takes longer.
     for (index, node) in nodes.iter().enumerate() {
@@ -33,13 +33,13 @@ pub(crate) fn form(nodes: &[Node], primaries: usize) -> Result<()> {
 }
 
 /// Introduces a new node to all other nodes, and makes the new node a replica.
-pub(crate) fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
+pub fn join(new: &Node, nodes: &[Node], primary: &Node) -> Result<()> {
     meet(new, nodes.iter().filter(|other| other.listed_port() != new.listed_port()))?;
     replicate(new, primary)
 }
 
 /// Makes all nodes forget a node that has ended. Ignores the refusal of a node that has forgotten it already.
-pub(crate) fn forget(nodes: &[Node], id: &str) -> Result<()> {
+pub fn forget(nodes: &[Node], id: &str) -> Result<()> {
     for node in nodes {
         let reply = node.command(&["CLUSTER", "FORGET", id])?;
         if !reply.error().is_some_and(|text| text.contains("Unknown node")) {

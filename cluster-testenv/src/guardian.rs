@@ -16,14 +16,14 @@ use crate::{Error, Result, port};
 
 /// Guardian process of one environment, and the folder that contains the folders of the environment's servers.
 #[derive(Debug)]
-pub(crate) struct Guardian {
+pub struct Guardian {
     dir: PathBuf,
     shell: Child,
 }
 
 impl Guardian {
     /// Creates the folder and starts the process.
-    pub(crate) fn start() -> Result<Self> {
+    pub fn start() -> Result<Self> {
         let name = format!("cluster-testenv-{}-{:016x}", process::id(), port::random());
         let dir = env::temp_dir().join(name);
         let doing = || format!("making {}", dir.display());
@@ -43,7 +43,7 @@ impl Guardian {
     }
 
     /// Folder of the environment, which the guardian removes in the end.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 }

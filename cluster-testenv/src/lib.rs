@@ -24,6 +24,7 @@
 //!
 //! The servers come from `cluster-testenv/install`, or from the environment variables that [`Server`] names. A missing
 //! server is an error, so no test is skipped silently. The crate needs Linux.
+#![allow(unreachable_pub)] // most modules are private to the crate
 
 mod abilities;
 mod client;

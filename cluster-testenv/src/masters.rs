@@ -19,13 +19,11 @@ impl Masters {
     }
 
     /// Servers, always in the same order.
-    #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
     /// URLs of [`Masters::nodes`].
-    #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Node::url).collect()
     }

@@ -80,7 +80,7 @@ impl Cluster {
             return Err(Error::Unsupported(format!("{} cannot migrate slots atomically", from.server())));
         }
         let (range, to) = (slot.to_string(), to.cluster_id()?);
-        from.command(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?.into_result()?;
+        from.ask(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &range, &range, "NODE", &to])?;
         Ok(from)
     }
 }
@@ -124,7 +124,6 @@ impl<'a> SlotMigration<'a> {
     }
 
     /// New owner.
-    #[must_use]
     pub fn to(&self) -> &'a Node {
         self.to
     }
@@ -136,7 +135,7 @@ impl<'a> SlotMigration<'a> {
     /// The errors of [`Client::command`](crate::Client::command).
     pub fn keys_left(&self) -> Result<Vec<Vec<u8>>> {
         let ask = ["CLUSTER", "GETKEYSINSLOT", &self.slot.to_string(), KEYS_AT_ONCE];
-        let reply = self.from.command(&ask)?.into_result()?;
+        let reply = self.from.ask(&ask)?;
         let keys = reply.array().unwrap_or_default().iter().filter_map(Reply::bytes);
         Ok(keys.map(<[u8]>::to_vec).collect())
     }
@@ -202,7 +201,7 @@ impl<'a> SlotMigration<'a> {
         }
         command.push(b"KEYS");
         command.extend(keys.iter().map(AsRef::as_ref));
-        let reply = self.from.command(&command)?.into_result()?;
+        let reply = self.from.ask(&command)?;
         Ok(reply.text().is_none_or(|status| status != "NOKEY"))
     }
 }

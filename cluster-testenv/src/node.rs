@@ -77,7 +77,6 @@ impl Node {
     }
 
     /// Kind and version of the server.
-    #[must_use]
     pub fn server(&self) -> Server {
         self.server
     }
@@ -86,7 +85,6 @@ impl Node {
     ///
     /// A node with a proxy has the proxy's port here. The scheme is `rediss` if the server speaks TLS. A server with a
     /// password has it in the URL: `redis://:PASSWORD@127.0.0.1:PORT`.
-    #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         let password = self.password().map(|password| format!(":{}@", percent_encoded(password))).unwrap_or_default();
@@ -98,7 +96,6 @@ impl Node {
     /// # Panics
     ///
     /// When the node was started without [`NodeBuilder::tls`] or another builder's `tls`.
-    #[must_use]
     pub fn certificates(&self) -> &Certificates {
         &self.tls.as_ref().expect("the node was started with TLS").certificates
     }
@@ -109,7 +106,6 @@ impl Node {
     ///
     /// When the node was started without [`NodeBuilder::proxied`] or
     /// [`ClusterBuilder::proxied`](crate::ClusterBuilder::proxied).
-    #[must_use]
     pub fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("the node was started with a proxy")
     }
@@ -120,7 +116,6 @@ impl Node {
     /// # Panics
     ///
     /// When the cluster was started without [`ClusterBuilder::proxied_bus`](crate::ClusterBuilder::proxied_bus).
-    #[must_use]
     pub fn bus_proxy(&self) -> &Proxy {
         self.bus_proxy.as_ref().expect("the cluster was started with proxies on its bus")
     }
@@ -130,19 +125,16 @@ impl Node {
     /// # Panics
     ///
     /// When the node was started without [`NodeBuilder::clock`].
-    #[must_use]
     pub fn clock(&self) -> &NodeClock {
         self.clock.as_ref().expect("the node was started with a clock")
     }
 
     /// Address that the server listens on.
-    #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
     /// Port that the server listens on.
-    #[must_use]
     pub fn port(&self) -> u16 {
         self.port.port()
     }
@@ -153,8 +145,8 @@ impl Node {
 
     /// Returns the node's id in its cluster.
     pub(crate) fn cluster_id(&self) -> Result<String> {
-        let id = self.command(&["CLUSTER", "MYID"])?.into_result()?;
-        id.text().map(Into::into).ok_or_else(|| Error::Unexpected(format!("{id:?}")))
+        let id = self.ask(&["CLUSTER", "MYID"])?;
+        id.text().map(Into::into).ok_or_else(|| id.unexpected())
     }
 
     /// Folder with the files `ca.pem`, `client.pem` and `client.key`, for programs that cannot use
@@ -163,7 +155,6 @@ impl Node {
     /// # Panics
     ///
     /// In the cases of [`Node::certificates`].
-    #[must_use]
     pub fn certificates_dir(&self) -> &Path {
         assert!(self.tls.is_some(), "the node was started with TLS");
         &self.dir
@@ -204,7 +195,6 @@ impl Node {
     }
 
     /// Id of the server process. If the server does not run, the id of its last process.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.process().id()
     }
@@ -325,6 +315,11 @@ impl Node {
     /// The errors of [`Client::command`].
     pub fn command(&self, args: &[impl AsRef<[u8]>]) -> Result<Reply> {
         self.client()?.command(args)
+    }
+
+    /// Sends one command that the server has to carry out.
+    pub(crate) fn ask(&self, args: &[impl AsRef<[u8]>]) -> Result<Reply> {
+        self.command(args)?.into_result()
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {

@@ -28,14 +28,14 @@ const ATTEMPTS: usize = 1_000;
 
 /// Reserved port, and the port of the cluster bus that belongs to it.
 #[derive(Debug)]
-pub(crate) struct PortReservation {
+pub struct PortReservation {
     port: u16,
     _sockets: [OwnedFd; 2],
 }
 
 impl PortReservation {
     /// Reserves a free port.
-    pub(crate) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let mut last_error = None;
         for _ in 0..ATTEMPTS {
             let port = PORTS.start + (random() % u64::from(PORTS.end - PORTS.start)) as u16;
@@ -48,12 +48,12 @@ impl PortReservation {
         Err(Error::Io { doing: format!("reserving one of the ports {PORTS:?}"), source })
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Port of the cluster bus.
-    pub(crate) fn bus_port(&self) -> u16 {
+    pub fn bus_port(&self) -> u16 {
         self.port + BUS_OFFSET
     }
 }
@@ -66,7 +66,7 @@ fn reserve(port: u16) -> io::Result<OwnedFd> {
 }
 
 /// Returns a number that differs in every call and every process.
-pub(crate) fn random() -> u64 {
+pub fn random() -> u64 {
     // The standard library seeds each `RandomState` differently, which is enough here.
     RandomState::new().build_hasher().finish()
 }

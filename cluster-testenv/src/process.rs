@@ -17,7 +17,7 @@ const LISTED_THEN_SERVER: &str = r#"echo $$ >"$0.new" && mv "$0.new" "$0" && exe
 
 /// Server process, and the folder with its id and its output.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     child: Child,
     pid_file: PathBuf,
     state: State,
@@ -34,7 +34,7 @@ enum State {
 impl Process {
     /// Starts `binary` with `args` and more environment variables. The folder `dir` exists and lies in the guardian's
     /// folder.
-    pub(crate) fn start(
+    pub fn start(
         binary: &Path,
         args: &[String],
         dir: &Path,
@@ -58,28 +58,28 @@ impl Process {
     }
 
     /// File for the output of the process with the folder `dir`.
-    pub(crate) fn log_file(dir: &Path) -> PathBuf {
+    pub fn log_file(dir: &Path) -> PathBuf {
         dir.join("log")
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Returns true if the process is neither paused nor ended.
-    pub(crate) fn is_running(&mut self) -> bool {
+    pub fn is_running(&mut self) -> bool {
         self.reap_if_ended();
         self.state == State::Running
     }
 
     /// Returns true if the process has ended, by itself or by a signal.
-    pub(crate) fn has_ended(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         self.reap_if_ended();
         self.state == State::Ended
     }
 
     /// Kills the process and waits until it has ended.
-    pub(crate) fn kill(&mut self) -> io::Result<()> {
+    pub fn kill(&mut self) -> io::Result<()> {
         if self.state == State::Ended {
             return Ok(());
         }
@@ -91,7 +91,7 @@ impl Process {
     }
 
     /// Stops the process and waits until it is stopped. An ended process stays ended.
-    pub(crate) fn pause(&mut self) -> io::Result<()> {
+    pub fn pause(&mut self) -> io::Result<()> {
         self.reap_if_ended();
         if self.state == State::Running {
             let pid = Pid::from_child(&self.child);
@@ -106,7 +106,7 @@ impl Process {
     }
 
     /// Continues the process after a pause.
-    pub(crate) fn resume(&mut self) -> io::Result<()> {
+    pub fn resume(&mut self) -> io::Result<()> {
         self.reap_if_ended();
         if self.state == State::Paused {
             kill_process(Pid::from_child(&self.child), Signal::CONT)?;

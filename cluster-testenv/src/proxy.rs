@@ -57,19 +57,16 @@ impl Proxy {
     }
 
     /// Address on which the proxy listens.
-    #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port()).into()
     }
 
     /// Port on which the proxy listens.
-    #[must_use]
     pub fn port(&self) -> u16 {
         self.port.port()
     }
 
     /// URL of the proxy, `redis://127.0.0.1:PORT`.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr())
     }

@@ -3,11 +3,11 @@
 //! The comparison uses offsets, because `WAIT` covers only the writes of its own connection. On a connection without
 //! writes, `WAIT` returns at once.
 
-use crate::{Error, Node, Reply, Result};
+use crate::{Node, Reply, Result};
 
 /// Returns a fault of the replication, if there is one. Each replica must follow the primary, and must have all writes
 /// of the primary up to now.
-pub(crate) fn complaint(primary: &Node, replicas: &[&Node]) -> Result<Option<String>> {
+pub fn complaint(primary: &Node, replicas: &[&Node]) -> Result<Option<String>> {
     // The primary's offset is read first, because the replicas need not have later writes.
     let written = Role::of(primary)?;
     let Role::Primary { offset, followers } = written else {
@@ -25,6 +25,13 @@ pub(crate) fn complaint(primary: &Node, replicas: &[&Node]) -> Result<Option<Str
     Ok(None)
 }
 
+impl Node {
+    /// Returns true if the node itself says that it is a primary.
+    pub(crate) fn is_primary(&self) -> Result<bool> {
+        Ok(matches!(Role::of(self)?, Role::Primary { .. }))
+    }
+}
+
 /// Answer to ROLE.
 #[derive(Debug)]
 enum Role {
@@ -38,8 +45,8 @@ enum Role {
 
 impl Role {
     fn of(node: &Node) -> Result<Self> {
-        let reply = node.command(&["ROLE"])?.into_result()?;
-        Self::parse(&reply).ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
+        let reply = node.ask(&["ROLE"])?;
+        Self::parse(&reply).ok_or_else(|| reply.unexpected())
     }
 
     fn parse(reply: &Reply) -> Option<Self> {

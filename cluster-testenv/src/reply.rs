@@ -45,25 +45,21 @@ impl Reply {
     }
 
     /// Text of an error reply.
-    #[must_use]
     pub fn error(&self) -> Option<&str> {
         if let Self::Error(text) = self { Some(text) } else { None }
     }
 
     /// Value of an integer reply.
-    #[must_use]
     pub fn int(&self) -> Option<i64> {
         if let Self::Int(number) = self { Some(*number) } else { None }
     }
 
     /// Bytes of a bulk reply.
-    #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
         if let Self::Bulk(bytes) = self { Some(bytes) } else { None }
     }
 
     /// Text of a status or bulk reply; bytes that are not UTF-8 are replaced.
-    #[must_use]
     pub fn text(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::Simple(status) => Some(Cow::Borrowed(status)),
@@ -73,7 +69,6 @@ impl Reply {
     }
 
     /// Elements of an array.
-    #[must_use]
     pub fn array(&self) -> Option<&[Self]> {
         if let Self::Array(replies) = self { Some(replies) } else { None }
     }
@@ -82,6 +77,11 @@ impl Reply {
     pub(crate) fn field(&self, name: &str) -> Option<Cow<'_, str>> {
         let pair = self.array()?.chunks(2).find(|pair| pair[0].text().is_some_and(|text| text == name))?;
         pair.get(1)?.text()
+    }
+
+    /// Returns the error that the server should not have answered this.
+    pub(crate) fn unexpected(&self) -> Error {
+        Error::Unexpected(format!("{self:?}"))
     }
 
     /// Returns the bytes of the reply.

@@ -52,7 +52,6 @@ impl RoutingProxy {
     }
 
     /// URL of the proxy.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
     }

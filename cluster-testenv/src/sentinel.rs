@@ -58,25 +58,21 @@ impl Sentinels {
     }
 
     /// URLs of the Sentinels.
-    #[must_use]
     pub fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Node::url).collect()
     }
 
     /// Sentinels.
-    #[must_use]
     pub fn sentinels(&self) -> &[Node] {
         &self.sentinels
     }
 
     /// Primary and replicas, the initial primary first. The order never changes.
-    #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
     /// Name of the primary and its replicas at the Sentinels.
-    #[must_use]
     pub fn primary_name(&self) -> &str {
         NAME
     }
@@ -86,7 +82,6 @@ impl Sentinels {
     /// # Panics
     ///
     /// When the servers were started without [`SentinelsBuilder::tls`].
-    #[must_use]
     pub fn certificates(&self) -> &Certificates {
         self.sentinels[0].certificates()
     }
@@ -97,7 +92,6 @@ impl Sentinels {
     /// # Panics
     ///
     /// When no Sentinel runs.
-    #[must_use]
     pub fn primary(&self) -> &Node {
         let views = self.running_sentinels().filter_map(|sentinel| View::of(sentinel).ok());
         let newest = views.max_by_key(|view| view.config_epoch).expect("a Sentinel runs and answers");
@@ -109,7 +103,6 @@ impl Sentinels {
     /// # Panics
     ///
     /// In the cases of [`Sentinels::primary`].
-    #[must_use]
     pub fn replicas(&self) -> Vec<&Node> {
         let primary = self.primary().port();
         self.nodes.iter().filter(|node| node.port() != primary).collect()
@@ -171,7 +164,7 @@ impl Sentinels {
         let port = views.first()?.port;
         let is_agreed = port != old && views.iter().all(|view| view.port == port);
         let primary = self.nodes.iter().find(|node| node.migration_port() == port).filter(|_| is_agreed)?;
-        primary.role().is_ok_and(|role| role == "master").then_some(primary)
+        primary.is_primary().is_ok_and(|is_primary| is_primary).then_some(primary)
     }
 
     fn complaint(&self) -> Result<Option<String>> {
@@ -181,7 +174,7 @@ impl Sentinels {
             if let Some(complaint) = view.complaint(self.nodes.len() - 1) {
                 return Ok(Some(format!("Sentinel {}: {complaint}", sentinel.port())));
             }
-            sentinel.command(&["SENTINEL", "CKQUORUM", NAME])?.into_result()?;
+            sentinel.ask(&["SENTINEL", "CKQUORUM", NAME])?;
             if *primary.get_or_insert(view.port) != view.port {
                 return Ok(Some("the Sentinels do not agree on the primary".to_owned()));
             }
@@ -192,7 +185,7 @@ impl Sentinels {
         let link = format!("master_port:{}\r\nmaster_link_status:up", primary.migration_port());
         let mut replicas = Vec::new();
         for replica in running {
-            let info = replica.command(&["INFO", "replication"])?.into_result()?;
+            let info = replica.ask(&["INFO", "replication"])?;
             if !info.text().unwrap_or_default().contains(&link) {
                 return Ok(Some(format!("replica {} has no link to the primary", replica.port())));
             }
@@ -207,7 +200,6 @@ impl Sentinels {
 }
 
 /// Answer of a Sentinel about the primary.
-#[derive(Debug)]
 struct View {
     port: u16,
     config_epoch: u64,
@@ -218,7 +210,7 @@ struct View {
 
 impl View {
     fn of(sentinel: &Node) -> Result<Self> {
-        let reply = sentinel.command(&["SENTINEL", "MASTER", NAME])?.into_result()?;
+        let reply = sentinel.ask(&["SENTINEL", "MASTER", NAME])?;
         let read = || {
             Some(Self {
                 port: reply.field("port")?.parse().ok()?,
@@ -228,7 +220,7 @@ impl View {
                 other_sentinels: reply.field("num-other-sentinels")?.parse().ok()?,
             })
         };
-        read().ok_or_else(|| Error::Unexpected(format!("{reply:?}")))
+        read().ok_or_else(|| reply.unexpected())
     }
 
     fn complaint(&self, replicas: usize) -> Option<String> {
@@ -296,7 +288,7 @@ impl SentinelsBuilder {
             }
             let periods = PERIODS_MS.into_iter().flat_map(|(name, period_ms)| [name, period_ms]);
             let command: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(periods).collect();
-            sentinel.command(&command)?.into_result()?;
+            sentinel.ask(&command)?;
         }
         sentinels.wait_ok()?;
         Ok(sentinels)

@@ -38,7 +38,6 @@ impl Certificates {
     /// # Panics
     ///
     /// When the system has no random numbers.
-    #[must_use]
     pub fn make() -> Self {
         // The parameters are always the same. The creation of keys fails only if the system has no random numbers.
         Self::try_make().expect("certificates can be made")
@@ -60,31 +59,26 @@ impl Certificates {
     }
 
     /// Certificate of the authority, which a client must trust.
-    #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
     /// Certificate that a server shows.
-    #[must_use]
     pub fn server_cert_pem(&self) -> &str {
         &self.server_cert_pem
     }
 
     /// Key of [`Certificates::server_cert_pem`].
-    #[must_use]
     pub fn server_key_pem(&self) -> &str {
         &self.server_key_pem
     }
 
     /// Certificate that a client may, or must, show.
-    #[must_use]
     pub fn client_cert_pem(&self) -> &str {
         &self.client_cert_pem
     }
 
     /// Key of [`Certificates::client_cert_pem`].
-    #[must_use]
     pub fn client_key_pem(&self) -> &str {
         &self.client_key_pem
     }

@@ -5,15 +5,14 @@ use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 use crate::{Error, Node, Result, replication};
 
 /// Number of slots of a cluster.
-pub(crate) const SLOTS: usize = 16_384;
+pub const SLOTS: usize = 16_384;
 
 /// Limit for an answer. A running node answers in a millisecond. A partitioned or blocked node must not delay the
 /// answers of the others for long.
 const ANSWER_BOUND: Duration = Duration::from_secs(1);
 
 /// Answers of all running nodes. Each node is asked once.
-#[derive(Debug)]
-pub(crate) struct Topology<'a> {
+pub struct Topology<'a> {
     nodes: &'a [Node],
     views: Vec<View>,
     /// Error of a running node that did not answer.
@@ -21,7 +20,6 @@ pub(crate) struct Topology<'a> {
 }
 
 /// Cluster as one node sees it.
-#[derive(Debug)]
 struct View {
     /// Port under which the nodes list this node, as everywhere in this file.
     port: u16,
@@ -33,7 +31,6 @@ struct View {
 }
 
 /// Line of CLUSTER NODES.
-#[derive(Debug)]
 struct Member {
     id: String,
     port: u16,
@@ -46,7 +43,7 @@ struct Member {
 
 impl<'a> Topology<'a> {
     /// Asks all running nodes.
-    pub(crate) fn ask(nodes: &'a [Node]) -> Self {
+    pub fn ask(nodes: &'a [Node]) -> Self {
         let mut topology = Self { nodes, views: Vec::new(), silence: None };
         for node in nodes.iter().filter(|node| node.is_running()) {
             match View::of(node) {
@@ -59,19 +56,19 @@ impl<'a> Topology<'a> {
 
     /// Returns the port of the slot's owner. Nodes that do not know a change yet have old claims. The newest claim has
     /// the highest epoch.
-    pub(crate) fn owner(&self, slot: u16) -> Option<u16> {
+    pub fn owner(&self, slot: u16) -> Option<u16> {
         let members = self.views.iter().flat_map(|view| &view.members);
         let claims = members.filter(|member| member.owns(slot));
         claims.max_by_key(|member| member.config_epoch).map(|member| member.port)
     }
 
     /// Ports of the nodes that own slots.
-    pub(crate) fn primaries(&self) -> BTreeSet<u16> {
+    pub fn primaries(&self) -> BTreeSet<u16> {
         (0..SLOTS as u16).filter_map(|slot| self.owner(slot)).collect()
     }
 
     /// Ports of a primary's replicas.
-    pub(crate) fn replicas(&self, primary: u16) -> BTreeSet<u16> {
+    pub fn replicas(&self, primary: u16) -> BTreeSet<u16> {
         let Some(primary_id) = self.member(primary).map(|member| member.id.as_str()) else {
             return BTreeSet::new();
         };
@@ -80,14 +77,14 @@ impl<'a> Topology<'a> {
     }
 
     /// Returns the port of the primary of a node's shard, which may be the node's own.
-    pub(crate) fn primary_of(&self, port: u16) -> u16 {
+    pub fn primary_of(&self, port: u16) -> u16 {
         let members = || self.views.iter().flat_map(|view| &view.members);
         let primary_id = self.member(port).map(|member| member.primary_id.as_str());
         members().find(|member| Some(member.id.as_str()) == primary_id).map_or(port, |primary| primary.port)
     }
 
     /// Returns true if every running primary, except the one at `primary`, knows the node at `replica` as its replica.
-    pub(crate) fn voters_know(&self, replica: u16, primary: u16) -> bool {
+    pub fn voters_know(&self, replica: u16, primary: u16) -> bool {
         let is_known = |view: &View| {
             let member = |port| view.members.iter().find(|member| member.port == port);
             member(replica).zip(member(primary)).is_some_and(|(replica, primary)| replica.primary_id == primary.id)
@@ -104,7 +101,7 @@ impl<'a> Topology<'a> {
     }
 
     /// Returns a fault of the cluster, if there is one.
-    pub(crate) fn complaint(&self) -> Option<String> {
+    pub fn complaint(&self) -> Option<String> {
         if self.silence.is_some() {
             return self.silence.clone();
         }
@@ -143,7 +140,7 @@ impl View {
         let mut client = node.client_within(ANSWER_BOUND)?;
         let mut ask = |command: [&str; 2]| {
             let reply = client.command(&command)?.into_result()?;
-            let text = reply.text().ok_or_else(|| Error::Unexpected(format!("{reply:?}")))?;
+            let text = reply.text().ok_or_else(|| reply.unexpected())?;
             Ok::<_, Error>(text.into_owned())
         };
         let state = ask(["CLUSTER", "INFO"])?;

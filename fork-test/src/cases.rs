@@ -16,7 +16,7 @@ const COMMON: &str = "common";
 const NAMES: [&str; 4] = ["written", "read", "cached", "other"];
 const LOST: HoldState = HoldState::Lost(LossReason::Forked);
 
-pub(crate) fn run(case: &str, kind: &Kind) {
+pub fn run(case: &str, kind: &Kind) {
     match case {
         "unused" => unused(kind),
         "used" => used(kind),
@@ -34,34 +34,35 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-fn is_forked<T>(what: &str, outcome: Result<T>) {
+#[track_caller]
+fn is_forked<T>(outcome: Result<T>) {
     match outcome {
         Err(error @ Error::Forked { .. }) => {
             let words = error.to_string();
-            assert!(words.ends_with("build another manager in this process"), "{what}: {words}");
+            assert!(words.ends_with("build another manager in this process"), "{words}");
         }
-        Err(other) => panic!("{what}: {other}"),
-        Ok(_) => panic!("{what}: the copy may do it"),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("the copy may do it"),
     }
 }
 
 /// Asserts that the copy of a manager refuses all calls.
 async fn refuses_all(manager: &Manager) {
     for name in NAMES {
-        is_forked("write", manager.write(name).await);
-        is_forked("read", manager.read(name).await);
-        is_forked("nested", manager.read(name).reentrant().await);
-        is_forked("with a limit", manager.write(name).wait_timeout(Duration::ZERO).await);
-        is_forked("try_write", manager.try_write(name).await);
-        is_forked("try_read", manager.try_read(name).await);
-        is_forked("run", manager.write(name).run(async |_| ()).await);
-        is_forked("inspect", manager.inspect(name).await);
-        is_forked("force_release", manager.force_release(name).await);
+        is_forked(manager.write(name).await);
+        is_forked(manager.read(name).await);
+        is_forked(manager.read(name).reentrant().await);
+        is_forked(manager.write(name).wait_timeout(Duration::ZERO).await);
+        is_forked(manager.try_write(name).await);
+        is_forked(manager.try_read(name).await);
+        is_forked(manager.write(name).run(async |_| ()).await);
+        is_forked(manager.inspect(name).await);
+        is_forked(manager.force_release(name).await);
     }
-    is_forked("locks", manager.locks().await);
-    is_forked("health", manager.health().await);
-    is_forked("flush", manager.flush().await);
-    is_forked("close", manager.close().await);
+    is_forked(manager.locks().await);
+    is_forked(manager.health().await);
+    is_forked(manager.flush().await);
+    is_forked(manager.close().await);
     assert_eq!(manager.stats().holds, 0);
 }
 
@@ -134,11 +135,11 @@ fn held(kind: &Kind) {
             assert_eq!((written.state(), written.remaining()), (LOST, Duration::ZERO));
             assert_eq!((read.state(), watch.state(), written.watch().state()), (LOST, LOST, LOST));
             assert_eq!((read.lost().await, watch.ended().await), (LossReason::Forked, Ended::Lost(LossReason::Forked)));
-            is_forked("confirmed", written.confirmed().await);
+            is_forked(written.confirmed().await);
             refuses_all(&manager).await;
-            is_forked("downgrade", second.downgrade().await.map_err(Error::from));
-            is_forked("try_upgrade", read.try_upgrade().await.map_err(Error::from));
-            is_forked("release", written.release().await);
+            is_forked(second.downgrade().await.map_err(Error::from));
+            is_forked(read.try_upgrade().await.map_err(Error::from));
+            is_forked(written.release().await);
         });
         drop((third, again, watch, manager));
         is_another_holder(kind);
@@ -192,7 +193,7 @@ fn waiting(kind: &Kind) {
             () = queued => {}
         }
     });
-    let polls = Copy::of_this(|| is_forked("go on", self::runtime().block_on(waits.take().expect("there"))));
+    let polls = Copy::of_this(|| is_forked(self::runtime().block_on(waits.take().expect("there"))));
     let drops = Copy::of_this(|| drop(waits.take()));
     polls.ends_well();
     drops.ends_well();
@@ -213,7 +214,7 @@ fn runtime_is_dropped(kind: &Kind) {
         runtime.block_on(async {
             // A connection is open, and the original process would send the release on it. The copy must not send it.
             drop(guard);
-            is_forked("write", manager.write("other").await);
+            is_forked(manager.write("other").await);
         });
         drop((manager, runtime));
     });
@@ -231,18 +232,18 @@ fn blocking(kind: &Kind) {
         let guard = guard.take().expect("there");
         assert_eq!(guard.state(), LOST);
         for name in NAMES {
-            is_forked("write", manager.write(name).wait());
-            is_forked("with a limit", manager.read(name).wait_timeout(Duration::ZERO).wait());
-            is_forked("try_write", manager.try_write(name));
-            is_forked("inspect", manager.inspect(name));
-            is_forked("force_release", manager.force_release(name));
+            is_forked(manager.write(name).wait());
+            is_forked(manager.read(name).wait_timeout(Duration::ZERO).wait());
+            is_forked(manager.try_write(name));
+            is_forked(manager.inspect(name));
+            is_forked(manager.force_release(name));
         }
-        is_forked("health", manager.health());
-        is_forked("locks", manager.locks());
-        is_forked("confirmed", guard.confirmed());
-        is_forked("release", guard.release());
-        is_forked("flush", manager.flush());
-        is_forked("close", manager.close());
+        is_forked(manager.health());
+        is_forked(manager.locks());
+        is_forked(guard.confirmed());
+        is_forked(guard.release());
+        is_forked(manager.flush());
+        is_forked(manager.close());
         drop(manager);
         let own = Blocking::over(kind.build()).expect("a thread");
         let guard = own.write(COMMON).wait().expect("granted");

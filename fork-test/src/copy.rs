@@ -7,12 +7,12 @@ const MAX_SECS: u32 = 60;
 
 /// Child process that `fork` has made.
 #[must_use]
-pub(crate) struct Copy(libc::pid_t);
+pub struct Copy(libc::pid_t);
 
 impl Copy {
     /// Copies this process. The copy does `work` and ends. A panic in `work` is a failure.
     #[allow(unsafe_code)]
-    pub(crate) fn of_this(work: impl FnOnce()) -> Self {
+    pub fn of_this(work: impl FnOnce()) -> Self {
         // SAFETY: the copy has one thread and a copied heap, which the C library keeps usable. The copy must not wait
         // for a lock that another thread held at the fork. No other thread of this program prints. The tests check that
         // a manager waits for no such lock.
@@ -31,7 +31,7 @@ impl Copy {
 
     /// Waits until the copy has ended, and panics if it failed or hung.
     #[allow(unsafe_code)]
-    pub(crate) fn ends_well(self) {
+    pub fn ends_well(self) {
         let mut status = 0;
         // SAFETY: the status is a local variable. The process is a child of this process, and no other code waits for
         // it.

@@ -8,36 +8,36 @@ use redis_rwlock::{
     TwoKeyManager,
 };
 
-pub(crate) type Manager = Arc<dyn RwLockManager>;
+pub type Manager = Arc<dyn RwLockManager>;
 
 /// Lease of all holds. The first renewal is due after 2 s, so a busy machine has 4 s for it.
-pub(crate) const LEASE: Duration = Duration::from_secs(6);
+pub const LEASE: Duration = Duration::from_secs(6);
 /// Time for which managers cache a hold. It is long, so that the hold is still cached when a case checks.
 const CACHED_FOR: Duration = Duration::from_secs(60);
 
 /// Kind of a manager, and its servers.
 #[derive(Debug)]
-pub(crate) struct Kind {
+pub struct Kind {
     name: String,
     urls: Vec<String>,
 }
 
 impl Kind {
-    pub(crate) fn new(name: &str, urls: Vec<String>) -> Self {
+    pub fn new(name: &str, urls: Vec<String>) -> Self {
         Self { name: name.to_owned(), urls }
     }
 
     /// Returns true if managers of different processes share their locks.
-    pub(crate) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         self.name != "memory"
     }
 
-    pub(crate) fn build(&self) -> Manager {
+    pub fn build(&self) -> Manager {
         self.built(Duration::ZERO)
     }
 
     /// Builds a manager that caches holds.
-    pub(crate) fn build_caching(&self) -> Manager {
+    pub fn build_caching(&self) -> Manager {
         self.built(CACHED_FOR)
     }
 

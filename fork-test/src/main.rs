@@ -1,6 +1,7 @@
 //! Program that copies itself while it has a manager: `fork-test KIND CASE URL...`. It fails if the copied manager does
 //! more than refuse calls, or if the original manager has a fault. The output has a line `in TOKEN` when a process
 //! enters the lock, and `out TOKEN` when it leaves.
+#![allow(unreachable_pub)] // a program has no public items
 
 #[cfg(unix)]
 mod cases;

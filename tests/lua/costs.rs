@@ -36,8 +36,7 @@ impl Lock {
 
     /// For each command how often it ran, and for how many microseconds.
     fn stats(&mut self) -> BTreeMap<String, (u64, u64)> {
-        let info = self.command(&["INFO", "commandstats"]);
-        let info = info.text().expect("a text").into_owned();
+        let info = self.text(&["INFO", "commandstats"]);
         let stats = info.lines().filter_map(|line| {
             let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(':')?;
             let mut numbers = rest.split(',').map(|part| part.split_once('='));
@@ -47,14 +46,25 @@ impl Lock {
         stats.collect()
     }
 
+    /// Acquires without a look at the invariants, which takes long beside many others.
+    fn ask_unchecked(&mut self, id: &str, mode: Mode, wish: Wish) {
+        self.try_run("acquire", &self.wish_args(id, mode, wish));
+    }
+
+    fn ask_cost(&mut self, id: &str, mode: Mode, wish: Wish) -> u64 {
+        self.cost("acquire", &self.wish_args(id, mode, wish))
+    }
+
     fn acquire_cost(&mut self, id: &str, mode: Mode) -> u64 {
-        let args = self.wish_args(id, mode, Wish::AT_ONCE);
-        self.cost("acquire", &args)
+        self.ask_cost(id, mode, Wish::AT_ONCE)
+    }
+
+    fn wait_cost(&mut self, id: &str, mode: Mode) -> u64 {
+        self.ask_cost(id, mode, Wish::PATIENT)
     }
 
     fn leave_cost(&mut self, id: &str) -> u64 {
-        let args = self.leave_args(id);
-        self.cost("leave", &args)
+        self.cost("leave", &self.leave_args(id))
     }
 
     fn renew_cost(&mut self, id: &str) -> u64 {
@@ -111,9 +121,7 @@ fn paths_cost_what_the_readme_says(mut lock: Lock) {
     let args = [lock.leave_args("w"), vec![until_ms]].concat();
     expect(lock.cost("leave", &args), 6, 7, "writer's hold rests");
     lock.force();
-    let past = Wish { not_after_ms: 1, ..Wish::AT_ONCE };
-    let args = lock.wish_args("a", Read, past);
-    expect(lock.cost("acquire", &args), 1, 1, "late");
+    expect(lock.ask_cost("a", Read, Wish { not_after_ms: 1, ..Wish::AT_ONCE }), 1, 1, "late");
 }
 
 impl Lock {
@@ -128,23 +136,19 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
     let mut locks: Vec<_> = counts.map(|_| lock.lab.lock(lock.scheme)).into();
     for (lock, others) in locks.iter_mut().zip(counts) {
         for n in 0..others {
-            let args = lock.wish_args(&format!("other.{n}"), Read, Wish::AT_ONCE);
-            lock.try_run("acquire", &args);
+            lock.ask_unchecked(&format!("other.{n}"), Read, Wish::AT_ONCE);
         }
     }
     if lock.scheme == Scheme::Hash {
         for lock in &mut locks[1..] {
-            let key = lock.key();
-            let encoding = lock.command(&["OBJECT", "ENCODING", &key]);
-            assert_eq!(encoding.text().expect("a text"), "hashtable", "searched, not scanned");
+            assert_eq!(lock.encoding(), "hashtable", "searched, not scanned");
         }
     }
     let mut spent_us = [0; 3];
     for round in 0..ROUNDS {
         for (lock, spent_us) in locks.iter_mut().zip(&mut spent_us) {
             let id = format!("leaver.{round}");
-            let args = lock.wish_args(&id, Read, Wish::AT_ONCE);
-            lock.try_run("acquire", &args);
+            lock.ask_unchecked(&id, Read, Wish::AT_ONCE);
             let cost = lock.leave_cost(&id);
             assert!(cost <= 7, "{cost} commands");
             *spent_us += lock.stats()["evalsha"].1;
@@ -158,14 +162,8 @@ fn release_costs_the_same_beside_many_readers(lock: Lock) {
 }
 
 impl Lock {
-    fn wait_cost(&mut self, id: &str, mode: Mode) -> u64 {
-        let args = self.wish_args(id, mode, Wish::PATIENT);
-        self.cost("acquire", &args)
-    }
-
     fn turn_cost(&mut self, old: &str, new: &str, mode: Mode) -> u64 {
-        let args = self.convert_args(old, new, mode, Wish::AT_ONCE);
-        self.cost("convert", &args)
+        self.cost("convert", &self.convert_args(old, new, mode, Wish::AT_ONCE))
     }
 }
 
@@ -215,8 +213,7 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
     for readers in [1_u64, 10, 50, 96] {
         lock.granted("w", Write);
         for n in 0..readers {
-            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::PATIENT);
-            lock.try_run("acquire", &args);
+            lock.ask_unchecked(&format!("r.{n}"), Read, Wish::PATIENT);
         }
         // And one that tells it for each.
         assert_eq!(lock.leave_cost("w"), 8 + readers, "{readers} come in");
@@ -232,24 +229,20 @@ fn waiting_costs_what_the_readme_says(mut lock: Lock) {
 fn keeping_costs_what_the_readme_says(mut lock: Lock) {
     let keep = Wish { letters: "k", ..Wish::AT_ONCE };
     let tries = Wish { letters: "t", ..Wish::PATIENT };
-    let cost = |lock: &mut Lock, id: &str, mode: Mode, wish: Wish| {
-        let args = lock.wish_args(id, mode, wish);
-        lock.cost("acquire", &args)
-    };
     lock.granted("w", Write);
     lock.leave("w");
-    assert_eq!(cost(&mut lock, "w", Write, keep), 5, "writer");
-    assert_eq!(cost(&mut lock, "w", Write, keep), 4, "writer repeats");
+    assert_eq!(lock.ask_cost("w", Write, keep), 5, "writer");
+    assert_eq!(lock.ask_cost("w", Write, keep), 4, "writer repeats");
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews, the mark stands");
     lock.renew("w", LEASE_MS);
     lock.delete_field("k");
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "and marks it");
     assert_eq!(lock.cost("renew", &["w", "1000", "k", "64"]), 4, "and wants tokens");
-    assert_eq!(cost(&mut lock, "a", Write, Wish::AT_ONCE), 3, "kept");
-    assert_eq!(cost(&mut lock, "a", Write, Wish::PATIENT), 6, "the first calls");
-    assert_eq!(cost(&mut lock, "a", Write, Wish::PATIENT), 5, "called already");
-    assert_eq!(cost(&mut lock, "b", Write, tries), 6, "a try");
-    assert_eq!(cost(&mut lock, "w", Write, keep), 5, "writer repeats before waiting ones");
+    assert_eq!(lock.acquire_cost("a", Write), 3, "kept");
+    assert_eq!(lock.wait_cost("a", Write), 6, "the first calls");
+    assert_eq!(lock.wait_cost("a", Write), 5, "called already");
+    assert_eq!(lock.ask_cost("b", Write, tries), 6, "a try");
+    assert_eq!(lock.ask_cost("w", Write, keep), 5, "writer repeats before waiting ones");
     assert_eq!(lock.cost("renew", &["w", "1000", "k"]), 4, "writer renews before waiting ones");
     assert_eq!(lock.cost("used", &["b"]), 2, "a try is answered");
     assert_eq!(lock.cost("note", &["w", "1", "deploy 4711"]), 4, "the first note");
@@ -260,7 +253,7 @@ fn keeping_costs_what_the_readme_says(mut lock: Lock) {
         lock.leave(id);
     }
     lock.granted("w", Write);
-    assert_eq!(cost(&mut lock, "a", Write, Wish::PATIENT), 4, "queued beside the mark of an earlier phase");
+    assert_eq!(lock.wait_cost("a", Write), 4, "queued beside the mark of an earlier phase");
 }
 
 fn waiting_costs_the_same_beside_many_others(lock: Lock) {
@@ -269,11 +262,8 @@ fn waiting_costs_the_same_beside_many_others(lock: Lock) {
         let mut lock = lock.lab.lock(lock.scheme);
         lock.granted("w", Write);
         for n in 0..others {
-            let (reader, writer) = (format!("r.{n}"), format!("v.{n}"));
-            for (id, mode) in [(reader, Read), (writer, Write)] {
-                let args = lock.wish_args(&id, mode, Wish::PATIENT);
-                lock.try_run("acquire", &args);
-            }
+            lock.ask_unchecked(&format!("r.{n}"), Read, Wish::PATIENT);
+            lock.ask_unchecked(&format!("v.{n}"), Write, Wish::PATIENT);
         }
         let mut cost = vec![lock.acquire_cost("w", Write), lock.renew_cost("w")];
         for (id, other, mode) in [("a", "v.1", Write), ("b", "r.1", Read)] {
@@ -285,8 +275,7 @@ fn waiting_costs_the_same_beside_many_others(lock: Lock) {
             ]);
         }
         for n in 0..others {
-            let args = lock.leave_args(&format!("r.{n}"));
-            lock.try_run("leave", &args);
+            lock.try_run("leave", &lock.leave_args(&format!("r.{n}")));
         }
         cost.extend([lock.leave_cost("w"), lock.leave_cost("v.0")]);
         costs.push(cost);
@@ -309,8 +298,7 @@ fn telling_costs_what_the_readme_says(mut lock: Lock) {
     assert_eq!(lock.acquire_cost("a", Write), 7, "as if nobody had waited");
     for readers in [1_u64, 10, 100] {
         for n in 0..readers {
-            let args = lock.wish_args(&format!("r.{n}"), Read, Wish::PATIENT);
-            lock.try_run("acquire", &args);
+            lock.ask_unchecked(&format!("r.{n}"), Read, Wish::PATIENT);
         }
         assert_eq!(lock.leave_cost("a"), 15 + readers, "{readers} are told");
         // One more where there may be a chain of those who are told.
@@ -331,13 +319,17 @@ fn telling_costs_the_same_beside_many_others(lock: Lock) {
         let mut lock = lock.lab.lock(lock.scheme);
         lock.granted("w", Write);
         for n in 0..others {
-            let args = lock.wish_args(&format!("v.{n}"), Write, Wish::PATIENT);
-            lock.try_run("acquire", &args);
+            lock.ask_unchecked(&format!("v.{n}"), Write, Wish::PATIENT);
         }
-        let mut cost = vec![lock.wait_cost("a", Write), lock.wait_cost("v.1", Write), lock.leave_cost("v.2")];
-        cost.extend([lock.leave_cost("w"), lock.wait_cost("b", Read), lock.wait_cost("v.0", Write)]);
-        cost.push(lock.leave_cost("v.0"));
-        costs.push(cost);
+        costs.push([
+            lock.wait_cost("a", Write),
+            lock.wait_cost("v.1", Write),
+            lock.leave_cost("v.2"),
+            lock.leave_cost("w"),
+            lock.wait_cost("b", Read),
+            lock.wait_cost("v.0", Write),
+            lock.leave_cost("v.0"),
+        ]);
     }
     assert_eq!(costs[0], costs[1]);
 }

@@ -16,15 +16,9 @@ enum Outcome {
 }
 use Outcome::{Refused, Works};
 
-/// Script, with the state of the lock before it.
-struct Case {
-    name: &'static str,
-    prepare: fn(&mut Lock),
-    script: &'static str,
-    args: fn(&Lock) -> Vec<String>,
-    /// Outcomes with the fast form, the portable form at a hash, and the portable form at two keys.
-    outcomes: [Outcome; 3],
-}
+/// Name, state of the lock before the script, script and arguments. Then the outcomes with the fast form, the portable form
+/// at a hash, and the portable form at two keys.
+type Case = (&'static str, fn(&mut Lock), &'static str, fn(&Lock) -> Vec<String>, [Outcome; 3]);
 
 fn writer(lock: &mut Lock) {
     lock.granted("a", Write);
@@ -35,12 +29,12 @@ fn reader(lock: &mut Lock) {
 }
 
 fn readers(lock: &mut Lock) {
-    lock.granted("a", Read);
+    reader(lock);
     lock.granted("b", Read);
 }
 
 fn writer_and_waiter(lock: &mut Lock) {
-    lock.granted("a", Write);
+    writer(lock);
     lock.queued("b", Write);
 }
 
@@ -52,60 +46,50 @@ fn own(lock: &Lock) -> Vec<String> {
     lock.leave_args("a")
 }
 
-const fn case(
-    name: &'static str,
-    prepare: fn(&mut Lock),
-    script: &'static str,
-    args: fn(&Lock) -> Vec<String>,
-    outcomes: [Outcome; 3],
-) -> Case {
-    Case { name, prepare, script, args, outcomes }
-}
-
 const CASES: [Case; 18] = [
-    case("acquire a free lock", |_| {}, "acquire", |lock| lock.wish_args("a", Write, Wish::AT_ONCE), [Refused; 3]),
-    case(
+    ("acquire a free lock", |_| {}, "acquire", |lock| lock.wish_args("a", Write, Wish::AT_ONCE), [Refused; 3]),
+    (
         "acquire again",
         writer,
         "acquire",
         |lock| lock.wish_args("a", Write, Wish::AT_ONCE),
         [Refused, Refused, Works("granted")],
     ),
-    case("acquire beside a reader", reader, "acquire", |lock| lock.wish_args("b", Read, Wish::AT_ONCE), [Refused; 3]),
-    case("wait for a writer", writer, "acquire", |lock| lock.wish_args("b", Write, Wish::PATIENT), [Refused; 3]),
-    case(
+    ("acquire beside a reader", reader, "acquire", |lock| lock.wish_args("b", Read, Wish::AT_ONCE), [Refused; 3]),
+    ("wait for a writer", writer, "acquire", |lock| lock.wish_args("b", Write, Wish::PATIENT), [Refused; 3]),
+    (
         "convert a writer",
         writer,
         "convert",
         |lock| lock.convert_args("a", "b", Read, Wish::AT_ONCE),
         [Refused, Works("granted"), Works("granted")],
     ),
-    case(
+    (
         "convert a reader",
         reader,
         "convert",
         |lock| lock.convert_args("a", "b", Write, Wish::AT_ONCE),
         [Refused, Works("granted"), Works("granted")],
     ),
-    case("renew a writer", writer, "renew", longer, [Works("renewed"), Refused, Works("renewed")]),
-    case("renew a reader", reader, "renew", longer, [Works("renewed"), Refused, Refused]),
-    case("renew a hold that is lost", |_| {}, "renew", longer, [Works("lost"); 3]),
-    case("release a writer", writer, "leave", own, [Works("held"); 3]),
-    case("release a reader", reader, "leave", own, [Works("held"); 3]),
-    case("release one of several readers", readers, "leave", own, [Works("held"), Refused, Works("held")]),
-    case("release to a waiter", writer_and_waiter, "leave", own, [Works("held"), Refused, Works("held")]),
-    case("release a hold that is lost", |_| {}, "leave", own, [Works("none"); 3]),
-    case("leave the queue", writer_and_waiter, "leave", |lock| lock.leave_args("b"), [Works("queued"); 3]),
-    case("inspect", writer, "inspect", |_| Vec::new(), [Works("view"); 3]),
-    case("force a writer", writer, "force", Lock::force_args_now, [Works("forced"); 3]),
-    case("force readers", readers, "force", Lock::force_args_now, [Works("forced"); 3]),
+    ("renew a writer", writer, "renew", longer, [Works("renewed"), Refused, Works("renewed")]),
+    ("renew a reader", reader, "renew", longer, [Works("renewed"), Refused, Refused]),
+    ("renew a hold that is lost", |_| {}, "renew", longer, [Works("lost"); 3]),
+    ("release a writer", writer, "leave", own, [Works("held"); 3]),
+    ("release a reader", reader, "leave", own, [Works("held"); 3]),
+    ("release one of several readers", readers, "leave", own, [Works("held"), Refused, Works("held")]),
+    ("release to a waiter", writer_and_waiter, "leave", own, [Works("held"), Refused, Works("held")]),
+    ("release a hold that is lost", |_| {}, "leave", own, [Works("none"); 3]),
+    ("leave the queue", writer_and_waiter, "leave", |lock| lock.leave_args("b"), [Works("queued"); 3]),
+    ("inspect", writer, "inspect", |_| Vec::new(), [Works("view"); 3]),
+    ("force a writer", writer, "force", Lock::force_args_now, [Works("forced"); 3]),
+    ("force readers", readers, "force", Lock::force_args_now, [Works("forced"); 3]),
 ];
 
 /// Runs all cases, and returns their number.
 fn run_all(form: Form, scheme: Scheme, server: Server) -> usize {
     let mut lock = Lock::alone_in(form, scheme, server);
     lock.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    for Case { name, prepare, script, args, outcomes } in CASES {
+    for (name, prepare, script, args, outcomes) in CASES {
         let expected = match (form, scheme) {
             (Form::Fast, _) => outcomes[0],
             (_, Scheme::Hash) => outcomes[1],

@@ -35,8 +35,7 @@ fn tokens_grow_across_a_loss_at_full_speed(mut lock: Lock) {
             assert!(last <= clock_us, "{} us ahead of the clock", last - now_us);
         }
     }
-    let key = lock.key();
-    lock.command(&["DEL", &key]);
+    lock.delete();
     assert!(lock.granted("b", Write) > last);
 }
 
@@ -46,14 +45,6 @@ fn words(reply: &Reply) -> Vec<String> {
 
 fn own(n: usize) -> String {
     format!("{MANAGER}.{n}.label")
-}
-
-impl Lock {
-    fn encoding(&mut self) -> String {
-        let key = self.key();
-        let encoding = self.command(&["OBJECT", "ENCODING", &key]);
-        encoding.text().expect("a text").into_owned()
-    }
 }
 
 /// Headers with an id are long, with one as long as those of managers are.

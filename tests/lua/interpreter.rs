@@ -26,7 +26,7 @@ fn loaded(text: &str) -> Lua {
 }
 
 /// Runs a script, and returns its reply.
-pub(crate) fn run(client: &mut Client, text: &str, keys: &[String], args: &[&str]) -> Reply {
+pub fn run(client: &mut Client, text: &str, keys: &[String], args: &[&str]) -> Reply {
     let lua = loaded(text);
     let client = RefCell::new(client);
     let ask = |args: &Variadic<Value>| -> Result<Reply> {

@@ -7,7 +7,7 @@ use cluster_testenv::Reply;
 use crate::lab::{HEARD, LONG_MS, Lock, Scheme};
 use crate::layout;
 
-pub(crate) fn check(lock: &mut Lock) {
+pub fn check(lock: &mut Lock) {
     for key in lock.keys.clone() {
         let ttl_ms = lock.int(&["PTTL", &key]);
         assert_ne!(ttl_ms, -1, "{key} has a ttl");
@@ -23,20 +23,18 @@ pub(crate) fn check(lock: &mut Lock) {
 }
 
 /// All fields of the hash, taken apart.
-pub(crate) fn fields(lock: &mut Lock) -> BTreeMap<String, String> {
+pub fn fields(lock: &mut Lock) -> BTreeMap<String, String> {
     layout::unpack(&stored(lock))
 }
 
 /// All fields of the hash as they are stored.
-pub(crate) fn stored(lock: &mut Lock) -> BTreeMap<String, String> {
-    let key = lock.key();
-    pairs(&lock.command(&["HGETALL", &key]))
+pub fn stored(lock: &mut Lock) -> BTreeMap<String, String> {
+    pairs(&lock.command(&["HGETALL", &lock.key()]))
 }
 
 /// All members of the readers' key with their scores.
-pub(crate) fn members(lock: &mut Lock) -> BTreeMap<String, i64> {
-    let key = lock.key();
-    let members = pairs(&lock.command(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]));
+pub fn members(lock: &mut Lock) -> BTreeMap<String, i64> {
+    let members = pairs(&lock.command(&["ZRANGE", &lock.key(), "0", "-1", "WITHSCORES"]));
     let number = |score: String| score.parse().expect("a score without exponent or fraction");
     let members = members.into_iter();
     members.map(|(m, score)| (m, number(score))).collect()

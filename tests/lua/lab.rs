@@ -12,32 +12,32 @@ use cluster_testenv::{Client, Node, Reply, Server};
 
 use crate::portable::portable;
 use crate::transcripts::Seen;
-pub(crate) use crate::transcripts::Side as Mode;
+pub use crate::transcripts::Side as Mode;
 use crate::{interpreter, invariants, layout, scripts};
-pub(crate) use Mode::{Read, Write};
+pub use Mode::{Read, Write};
 
-pub(crate) const LEASE_MS: i64 = 100_000;
+pub const LEASE_MS: i64 = 100_000;
 /// So much longer than `LEASE_MS` that no stall of the machine makes the two look alike.
-pub(crate) const LONG_MS: i64 = 1_000_000;
+pub const LONG_MS: i64 = 1_000_000;
 /// Shorter than a lease, so that it is the claim.
-pub(crate) const PATIENCE_MS: i64 = 70_000;
-pub(crate) const RETENTION_MS: i64 = 60_000;
-pub(crate) const READ_LIMIT_MS: i64 = 100_000;
-pub(crate) const WRITE_LIMIT_MS: i64 = 300_000;
+pub const PATIENCE_MS: i64 = 70_000;
+pub const RETENTION_MS: i64 = 60_000;
+pub const READ_LIMIT_MS: i64 = 100_000;
+pub const WRITE_LIMIT_MS: i64 = 300_000;
 /// Below it the two-key scheme keeps until when a waiter is believed.
-pub(crate) const HEARD: i64 = 1 << 44;
+pub const HEARD: i64 = 1 << 44;
 /// The scripts say a quarter of a second, which a busy machine may take for one command.
 const UNHURRIED: (&str, &str) = (", 17592186044416, 250", ", 17592186044416, 20000");
 const NEVER_LATE: i64 = 9_000_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scheme {
+pub enum Scheme {
     Hash,
     TwoKey,
 }
 
 impl Mode {
-    pub(crate) fn letter(self) -> &'static str {
+    pub fn letter(self) -> &'static str {
         match self {
             Read => "r",
             Write => "w",
@@ -47,17 +47,17 @@ impl Mode {
 
 /// Reply of a script, without the id and the time.
 #[derive(Debug)]
-pub(crate) struct Answered {
-    pub(crate) code: String,
-    pub(crate) server_us: i64,
+pub struct Answered {
+    pub code: String,
+    pub server_us: i64,
     /// The words behind the time.
-    pub(crate) words: Vec<String>,
-    pub(crate) rows: Vec<String>,
+    pub words: Vec<String>,
+    pub rows: Vec<String>,
 }
 
 impl Answered {
     /// Reads a reply, which must name the request.
-    pub(crate) fn of(reply: Reply, id: &str) -> Self {
+    pub fn of(reply: Reply, id: &str) -> Self {
         let texts = match reply {
             Reply::Array(rows) => rows,
             text => vec![text],
@@ -79,28 +79,28 @@ impl Answered {
 
 /// State of a lock, as `inspect` shows it.
 #[derive(Debug)]
-pub(crate) struct View {
-    pub(crate) seen: Seen,
-    pub(crate) rows: Vec<String>,
+pub struct View {
+    pub seen: Seen,
+    pub rows: Vec<String>,
 }
 
 impl View {
     /// The ids that hold, in order of their names.
-    pub(crate) fn ids(&self) -> Vec<&str> {
+    pub fn ids(&self) -> Vec<&str> {
         let mut ids: Vec<_> = self.seen.ids.iter().map(String::as_str).collect();
         ids.sort_unstable();
         ids
     }
 
     /// The ids that wait, writers first and in their order.
-    pub(crate) fn waiting(&self) -> Vec<&str> {
+    pub fn waiting(&self) -> Vec<&str> {
         self.rows.iter().filter_map(|row| row.strip_prefix("wait ")?.split(' ').next()).collect()
     }
 }
 
 /// Form of the scripts, and the interpreter that runs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub enum Form {
     Fast,
     Portable,
     /// The portable form in an interpreter of Lua 5.4, outside of the server.
@@ -108,14 +108,13 @@ pub(crate) enum Form {
 }
 
 /// A server, and the scripts that are loaded there: by the names of their folder and their own, the hash and the text.
-#[derive(Debug)]
-pub(crate) struct Lab {
-    pub(crate) node: Arc<Node>,
+pub struct Lab {
+    pub node: Arc<Node>,
     form: Form,
     scripts: BTreeMap<(&'static str, &'static str), (String, String)>,
 }
 
-pub(crate) const SCRIPTS: [(&str, &str, &str); 14] = [
+pub const SCRIPTS: [(&str, &str, &str); 14] = [
     ("hash", "acquire", scripts::hash::ACQUIRE),
     ("hash", "leave", scripts::hash::LEAVE),
     ("hash", "convert", scripts::hash::CONVERT),
@@ -134,21 +133,21 @@ pub(crate) const SCRIPTS: [(&str, &str, &str); 14] = [
 
 /// What an acquisition wants beside the lock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
-    pub(crate) lease_ms: i64,
+pub struct Wish {
+    pub lease_ms: i64,
     /// 0: it does not wait.
-    pub(crate) patience_ms: i64,
-    pub(crate) turns: i64,
-    pub(crate) not_after_ms: i64,
+    pub patience_ms: i64,
+    pub turns: i64,
+    pub not_after_ms: i64,
     /// What it says of itself: `k`, `t`, both or nothing.
-    pub(crate) letters: &'static str,
+    pub letters: &'static str,
 }
 
 impl Wish {
-    pub(crate) const AT_ONCE: Self =
+    pub const AT_ONCE: Self =
         Self { lease_ms: LEASE_MS, patience_ms: 0, turns: 1, not_after_ms: NEVER_LATE, letters: "" };
     /// Waits if it must.
-    pub(crate) const PATIENT: Self = Self { patience_ms: PATIENCE_MS, ..Self::AT_ONCE };
+    pub const PATIENT: Self = Self { patience_ms: PATIENCE_MS, ..Self::AT_ONCE };
 }
 
 impl Lab {
@@ -158,7 +157,7 @@ impl Lab {
     }
 
     /// The scripts in this form, with other texts in some places.
-    pub(crate) fn load(node: &Arc<Node>, form: Form, changes: &[(&str, &str)]) -> Arc<Self> {
+    pub fn load(node: &Arc<Node>, form: Form, changes: &[(&str, &str)]) -> Arc<Self> {
         for (from, _) in changes {
             assert!(SCRIPTS.iter().any(|(_, _, text)| text.contains(from)), "{from} is in no script");
         }
@@ -182,7 +181,7 @@ impl Lab {
         Arc::clone(LABS[place].get_or_init(|| Self::start(Form::Fast, server)))
     }
 
-    pub(crate) fn lock(self: &Arc<Self>, scheme: Scheme) -> Lock {
+    pub fn lock(self: &Arc<Self>, scheme: Scheme) -> Lock {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let tag = format!("{{lock {}}}", COUNT.fetch_add(1, Ordering::Relaxed));
         let keys = match scheme {
@@ -201,36 +200,35 @@ impl Lab {
 }
 
 /// One lock. Unless a method says otherwise it panics on an error reply.
-#[derive(Debug)]
-pub(crate) struct Lock {
-    pub(crate) scheme: Scheme,
-    pub(crate) keys: Vec<String>,
+pub struct Lock {
+    pub scheme: Scheme,
+    pub keys: Vec<String>,
     /// Limits of the timestamp clients, for reads and for writes.
-    pub(crate) limits_ms: [i64; 2],
-    pub(crate) client: Client,
-    pub(crate) lab: Arc<Lab>,
+    pub limits_ms: [i64; 2],
+    pub client: Client,
+    pub lab: Arc<Lab>,
     /// Time that the scripts get as two more keys, if they do not read the server's clock.
-    pub(crate) clock_us: Option<i64>,
+    pub clock_us: Option<i64>,
 }
 
 impl Lock {
     /// A lock on a server that other cases use too.
-    pub(crate) fn shared(scheme: Scheme, server: Server) -> Self {
+    pub fn shared(scheme: Scheme, server: Server) -> Self {
         Lab::shared(server).lock(scheme)
     }
 
     /// A lock on a server of its own.
-    pub(crate) fn alone(scheme: Scheme, server: Server) -> Self {
+    pub fn alone(scheme: Scheme, server: Server) -> Self {
         Self::alone_in(Form::Fast, scheme, server)
     }
 
     /// Returns a lock on a server of its own, with scripts in this form.
-    pub(crate) fn alone_in(form: Form, scheme: Scheme, server: Server) -> Self {
+    pub fn alone_in(form: Form, scheme: Scheme, server: Server) -> Self {
         Lab::start(form, server).lock(scheme)
     }
 
     /// The reply of a script as it is, an error reply included.
-    pub(crate) fn try_run(&mut self, script: &'static str, args: &[impl AsRef<str>]) -> Reply {
+    pub fn try_run(&mut self, script: &'static str, args: &[impl AsRef<str>]) -> Reply {
         let folder = match self.scheme {
             Scheme::Hash => "hash",
             Scheme::TwoKey => "two_key",
@@ -251,7 +249,7 @@ impl Lock {
     }
 
     /// Several scripts at once.
-    pub(crate) fn pipeline(&mut self, calls: &[(&'static str, Vec<String>)]) -> Vec<Reply> {
+    pub fn pipeline(&mut self, calls: &[(&'static str, Vec<String>)]) -> Vec<Reply> {
         let count = self.keys.len().to_string();
         let commands: Vec<Vec<&str>> = calls
             .iter()
@@ -261,14 +259,12 @@ impl Lock {
                 command
             })
             .collect();
-        commands.iter().for_each(|command| self.client.send(command).expect("sent"));
-        commands.iter().map(|_| self.client.receive().expect("the server answers")).collect()
+        self.client.pipeline(&commands).expect("the server answers")
     }
 
     /// Runs a script, and checks the invariants.
     fn run(&mut self, script: &'static str, id: &str, args: &[impl AsRef<str>]) -> Answered {
-        let reply = self.try_run(script, args);
-        let answered = Answered::of(reply, id);
+        let answered = Answered::of(self.try_run(script, args), id);
         if script != "inspect" {
             invariants::check(self);
         }
@@ -276,17 +272,17 @@ impl Lock {
     }
 
     /// Adds what a script of the hash scheme has to know of timestamp clients.
-    pub(crate) fn with_limits(&self, mut args: Vec<String>) -> Vec<String> {
+    pub fn with_limits(&self, mut args: Vec<String>) -> Vec<String> {
         let [read_ms, write_ms] = self.limits_ms;
         args.extend((self.scheme == Scheme::Hash).then(|| format!("{read_ms} {write_ms}")));
         args
     }
 
-    pub(crate) fn leave_args(&self, id: &str) -> Vec<String> {
+    pub fn leave_args(&self, id: &str) -> Vec<String> {
         self.with_limits(vec![id.to_owned()])
     }
 
-    pub(crate) fn convert_args(&self, old: &str, new: &str, mode: Mode, wish: Wish) -> Vec<String> {
+    pub fn convert_args(&self, old: &str, new: &str, mode: Mode, wish: Wish) -> Vec<String> {
         let [not_after_ms, lease_ms, turns] =
             [wish.not_after_ms, wish.lease_ms, wish.turns].map(|number| number.to_string());
         let mut args = vec![not_after_ms, old.to_owned(), new.to_owned(), mode.letter().to_owned(), lease_ms];
@@ -296,7 +292,7 @@ impl Lock {
         args
     }
 
-    pub(crate) fn wish_args(&self, id: &str, mode: Mode, wish: Wish) -> Vec<String> {
+    pub fn wish_args(&self, id: &str, mode: Mode, wish: Wish) -> Vec<String> {
         let numbers = [wish.not_after_ms, wish.lease_ms, wish.patience_ms, wish.turns].map(|number| number.to_string());
         let [not_after_ms, lease_ms, patience_ms, turns] = numbers;
         let mut args = vec![not_after_ms, id.to_owned(), mode.letter().to_owned(), lease_ms, patience_ms];
@@ -308,7 +304,7 @@ impl Lock {
         args
     }
 
-    pub(crate) fn force_args(&self, seen: &Seen) -> Vec<String> {
+    pub fn force_args(&self, seen: &Seen) -> Vec<String> {
         let numbers = [seen.token, seen.write_ms, seen.read_ms].map(|number| number.to_string());
         let mut args = self.with_limits(numbers.to_vec());
         args.extend(seen.highest.map(|highest| highest.to_string()));
@@ -316,9 +312,22 @@ impl Lock {
         args
     }
 
-    pub(crate) fn ask(&mut self, id: &str, mode: Mode, wish: Wish) -> Answered {
-        let args = self.wish_args(id, mode, wish);
-        self.run("acquire", id, &args)
+    /// Returns each script with arguments that could succeed.
+    pub fn every_script(&self) -> Vec<(&'static str, Vec<String>)> {
+        vec![
+            ("acquire", self.wish_args("a", Read, Wish::PATIENT)),
+            ("acquire", self.wish_args("a", Write, Wish::AT_ONCE)),
+            ("leave", self.leave_args("a")),
+            ("convert", self.convert_args("a", "b", Read, Wish::AT_ONCE)),
+            ("convert", self.convert_args("a", "b", Write, Wish::AT_ONCE)),
+            ("renew", vec!["a".to_owned(), "1000".to_owned()]),
+            ("inspect", Vec::new()),
+            ("force", self.force_args(&Seen { token: 1 << 53, ..Seen::default() })),
+        ]
+    }
+
+    pub fn ask(&mut self, id: &str, mode: Mode, wish: Wish) -> Answered {
+        self.run("acquire", id, &self.wish_args(id, mode, wish))
     }
 
     fn ask_for(&mut self, code: &str, id: &str, mode: Mode, wish: Wish) -> i64 {
@@ -328,54 +337,52 @@ impl Lock {
     }
 
     /// Acquires for `LEASE_MS`, and returns the token.
-    pub(crate) fn granted(&mut self, id: &str, mode: Mode) -> i64 {
+    pub fn granted(&mut self, id: &str, mode: Mode) -> i64 {
         self.granted_for(id, mode, LEASE_MS)
     }
 
     /// Acquires, and returns the token.
-    pub(crate) fn granted_for(&mut self, id: &str, mode: Mode, lease_ms: i64) -> i64 {
+    pub fn granted_for(&mut self, id: &str, mode: Mode, lease_ms: i64) -> i64 {
         self.ask_for("granted", id, mode, Wish { lease_ms, ..Wish::AT_ONCE })
     }
 
     /// Takes a place in the queue.
-    pub(crate) fn queued(&mut self, id: &str, mode: Mode) {
+    pub fn queued(&mut self, id: &str, mode: Mode) {
         self.ask_for("queued", id, mode, Wish::PATIENT);
     }
 
     /// Tries to acquire in vain, and returns the time to the next request.
-    pub(crate) fn contended(&mut self, id: &str, mode: Mode) -> i64 {
+    pub fn contended(&mut self, id: &str, mode: Mode) -> i64 {
         self.ask_for("contended", id, mode, Wish::AT_ONCE)
     }
 
     /// Converts a hold.
-    pub(crate) fn convert(&mut self, old: &str, new: &str, mode: Mode, wish: Wish) {
-        let args = self.convert_args(old, new, mode, wish);
-        self.run("convert", new, &args);
+    pub fn convert(&mut self, old: &str, new: &str, mode: Mode, wish: Wish) {
+        self.run("convert", new, &self.convert_args(old, new, mode, wish));
     }
 
     /// Releases, and returns the first word of the answer.
-    pub(crate) fn leave(&mut self, id: &str) -> String {
-        let args = self.leave_args(id);
-        self.run("leave", id, &args).code
+    pub fn leave(&mut self, id: &str) -> String {
+        self.run("leave", id, &self.leave_args(id)).code
     }
 
     /// Renews, and returns the first word of the answer.
-    pub(crate) fn renew(&mut self, id: &str, lease_ms: i64) -> String {
+    pub fn renew(&mut self, id: &str, lease_ms: i64) -> String {
         self.run("renew", id, &[id, &lease_ms.to_string()]).code
     }
 
     /// Sets a note, and returns the first word of the answer.
-    pub(crate) fn note(&mut self, id: &str, number: i64, text: &str) -> String {
+    pub fn note(&mut self, id: &str, number: i64, text: &str) -> String {
         self.run("note", id, &[id, &number.to_string(), text]).code
     }
 
-    pub(crate) fn inspect(&mut self) -> View {
+    pub fn inspect(&mut self) -> View {
         let Answered { words, rows, .. } = self.run("inspect", "-", &[""; 0]);
         View { seen: Seen::of(&words.join(" "), &rows), rows }
     }
 
     /// Ends all present holds, and returns their ids in order.
-    pub(crate) fn force(&mut self) -> Vec<String> {
+    pub fn force(&mut self) -> Vec<String> {
         let seen = self.inspect().seen;
         let (args, mut ended) = (self.force_args(&seen), Vec::new());
         loop {
@@ -390,21 +397,33 @@ impl Lock {
     }
 
     /// Answers the call of a try.
-    pub(crate) fn used(&mut self, id: &str) {
+    pub fn used(&mut self, id: &str) {
         assert_eq!(self.run("used", id, &[id]).code, "told");
     }
 
     /// Any command, on this lock's connection.
-    pub(crate) fn command(&mut self, args: &[&str]) -> Reply {
-        let reply = self.client.command(args).expect("the server answers");
-        reply.into_result().expect("the server does it")
+    pub fn command(&mut self, args: &[&str]) -> Reply {
+        self.client.command(args).expect("the server answers").into_result().expect("the server does it")
     }
 
-    pub(crate) fn int(&mut self, args: &[&str]) -> i64 {
+    /// Returns the text that a command answers.
+    pub fn text(&mut self, args: &[&str]) -> String {
+        self.command(args).text().expect("a text").into_owned()
+    }
+
+    pub fn encoding(&mut self) -> String {
+        self.text(&["OBJECT", "ENCODING", &self.key()])
+    }
+
+    pub fn delete(&mut self) {
+        self.command(&["DEL", &self.key()]);
+    }
+
+    pub fn int(&mut self, args: &[&str]) -> i64 {
         self.command(args).int().expect("a number")
     }
 
-    pub(crate) fn server_us(&mut self) -> i64 {
+    pub fn server_us(&mut self) -> i64 {
         if let Some(us) = self.clock_us {
             return us;
         }
@@ -414,24 +433,24 @@ impl Lock {
         number(seconds) * 1_000_000 + number(micros)
     }
 
-    pub(crate) fn now_ms(&mut self) -> i64 {
+    pub fn now_ms(&mut self) -> i64 {
         self.server_us() / 1000
     }
 
     /// The key whose ttl covers the records.
-    pub(crate) fn key(&self) -> String {
+    pub fn key(&self) -> String {
         self.keys[0].clone()
     }
 
-    pub(crate) fn field(&mut self, field: &str) -> Option<String> {
+    pub fn field(&mut self, field: &str) -> Option<String> {
         invariants::fields(self).remove(field)
     }
 
-    pub(crate) fn set_field(&mut self, field: &str, value: impl ToString) {
+    pub fn set_field(&mut self, field: &str, value: impl ToString) {
         self.change(|fields| drop(fields.insert(field.to_owned(), value.to_string())));
     }
 
-    pub(crate) fn delete_field(&mut self, field: &str) {
+    pub fn delete_field(&mut self, field: &str) {
         self.change(|fields| drop(fields.remove(field)));
     }
 
@@ -452,7 +471,7 @@ impl Lock {
     }
 
     /// Lets the lease of `id` in the hash end now: its deadline lies in the past.
-    pub(crate) fn expire(&mut self, id: &str) {
+    pub fn expire(&mut self, id: &str) {
         let past = self.now_ms() - 1;
         if self.field("W").as_deref() == Some(id) {
             self.set_field("D", past);
@@ -465,14 +484,14 @@ impl Lock {
     }
 
     /// Takes the ttl off every key, and tells whether there was a key.
-    pub(crate) fn persist(&mut self) {
+    pub fn persist(&mut self) {
         let keys = self.keys.clone();
         let lost: i64 = keys.iter().map(|key| self.int(&["PERSIST", key])).sum();
         assert!(lost > 0, "a key had a ttl");
     }
 
     /// Takes the right to publish off this connection.
-    pub(crate) fn lose_channels(&mut self) {
+    pub fn lose_channels(&mut self) {
         let user = self.key().replace(' ', "-");
         let rights = ["on", ">pw", "~*", "+@all", "resetchannels"];
         self.command(&[&["ACL", "SETUSER", &user][..], &rights].concat());
@@ -480,10 +499,10 @@ impl Lock {
     }
 
     /// Returns all values that are stored, in the same order for equal values, and the ttls.
-    pub(crate) fn stored(&mut self) -> Vec<(Vec<String>, i64)> {
+    pub fn stored(&mut self) -> Vec<(Vec<String>, i64)> {
         let keys = self.keys.clone();
         let stored = keys.iter().map(|key| {
-            let read: &[&str] = match &*self.command(&["TYPE", key]).text().expect("a text") {
+            let read: &[&str] = match &*self.text(&["TYPE", key]) {
                 "hash" => &["HGETALL", key],
                 "zset" => &["ZRANGE", key, "0", "-1", "WITHSCORES"],
                 "list" => &["LRANGE", key, "0", "-1"],
@@ -501,21 +520,20 @@ impl Lock {
 }
 
 /// A connection that hears a channel.
-#[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     client: Client,
     channel: String,
 }
 
 impl Listener {
-    pub(crate) fn new(lock: &Lock, channel: &str) -> Self {
+    pub fn new(lock: &Lock, channel: &str) -> Self {
         let mut client = lock.lab.node.client().expect("the server answers");
         client.command(&["SSUBSCRIBE", channel]).expect("subscribed");
         Self { client, channel: channel.to_owned() }
     }
 
     /// What was published until now.
-    pub(crate) fn heard(&mut self, lock: &mut Lock) -> Vec<String> {
+    pub fn heard(&mut self, lock: &mut Lock) -> Vec<String> {
         const END: &str = "no more";
         assert_eq!(lock.int(&["SPUBLISH", &self.channel, END]), 1);
         let mut heard = Vec::new();

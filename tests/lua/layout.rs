@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-pub(crate) type Fields = BTreeMap<String, String>;
+pub type Fields = BTreeMap<String, String>;
 
 /// What a header holds, in its order.
 const WRITER: [&str; 4] = ["D", "I", "T", "W"];
@@ -34,7 +34,7 @@ fn sole(fields: &Fields) -> Option<(String, &str)> {
     fits.then(|| (format!("3 s {ends} {since} {id}"), id.as_str()))
 }
 
-pub(crate) fn unpack(raw: &Fields) -> Fields {
+pub fn unpack(raw: &Fields) -> Fields {
     let mut fields = Fields::new();
     for (name, value) in raw {
         let words: Vec<_> = value.split(' ').collect();
@@ -75,7 +75,7 @@ pub(crate) fn unpack(raw: &Fields) -> Fields {
     fields
 }
 
-pub(crate) fn pack(fields: &Fields) -> Fields {
+pub fn pack(fields: &Fields) -> Fields {
     let words = |names: &[&str], nothing: &str| {
         let word = |name: &&str| fields.get(*name).map_or(nothing, String::as_str).to_owned();
         names.iter().map(word).collect::<Vec<_>>().join(" ")

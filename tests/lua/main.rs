@@ -4,6 +4,7 @@
 //! script, its fields, random states, full servers, keys of other clients. No test waits for a lease to end: time
 //! stands still, or a deadline of the past is written into a record. After a script, the lab checks the invariants of
 //! `lua/README.md`, so each case is a test of those as well.
+#![allow(unreachable_pub)] // a test binary has no public items
 
 mod contract;
 mod costs;

@@ -15,7 +15,7 @@ hash_cases!(shared:
     keys_without_a_tag_are_marked_and_called_for,
 );
 
-pub(crate) const THEIR_TTL_MS: i64 = 10_000;
+pub const THEIR_TTL_MS: i64 = 10_000;
 const READ_LOCK: &str = include_str!("published/read_lock.lua");
 const WRITE_LOCK: &str = include_str!("published/write_lock.lua");
 const READ_UNLOCK: &str = include_str!("published/read_unlock.lua");
@@ -23,28 +23,26 @@ const WRITE_UNLOCK: &str = include_str!("published/write_unlock.lua");
 
 impl Lock {
     /// Whether a client whose clock says `stamp_ms` gets in.
-    pub(crate) fn their_lock(&mut self, mode: Mode, stamp_ms: i64) -> bool {
+    pub fn their_lock(&mut self, mode: Mode, stamp_ms: i64) -> bool {
         let script = if mode == Read { READ_LOCK } else { WRITE_LOCK };
         let [read_ms, write_ms] = self.limits_ms;
         let [ttl, read, write, stamp] = [THEIR_TTL_MS, read_ms, write_ms, stamp_ms].map(|ms| ms.to_string());
-        let key = self.key();
-        match self.command(&["EVAL", script, "1", &key, &ttl, &read, &write, &stamp]) {
+        match self.command(&["EVAL", script, "1", &self.key(), &ttl, &read, &write, &stamp]) {
             Reply::Int(granted @ 0..=1) => granted == 1,
             other => panic!("{other:?}"),
         }
     }
 
     /// Lets such a client in now, and returns its stamp.
-    pub(crate) fn they_hold(&mut self, mode: Mode) -> i64 {
+    pub fn they_hold(&mut self, mode: Mode) -> i64 {
         let stamp_ms = self.now_ms();
         assert!(self.their_lock(mode, stamp_ms), "they get in to {mode:?}");
         stamp_ms
     }
 
-    pub(crate) fn they_leave(&mut self, mode: Mode, stamp_ms: i64) {
+    pub fn they_leave(&mut self, mode: Mode, stamp_ms: i64) {
         let script = if mode == Read { READ_UNLOCK } else { WRITE_UNLOCK };
-        let key = self.key();
-        let reply = self.command(&["EVAL", script, "1", &key, &stamp_ms.to_string()]);
+        let reply = self.command(&["EVAL", script, "1", &self.key(), &stamp_ms.to_string()]);
         assert!(reply.is_nil(), "{reply:?}");
     }
 }
@@ -120,7 +118,7 @@ fn their_ttl_spares_leases_that_are_not_longer(mut lock: Lock) {
     assert!(outlives(&mut lock));
     assert_eq!(lock.renew("b", 27_000), "renewed");
     assert!(!outlives(&mut lock), "why longer ones are refused on keys of theirs");
-    lock.command(&["DEL", &key]);
+    lock.delete();
 }
 
 /// The stand-ins are what they stand for, or all that is shown here is about something else.
@@ -138,7 +136,7 @@ fn their_scripts_do_what_was_published(mut lock: Lock) {
         }
         assert_eq!(lock.stored(), stored, "who is refused writes nothing");
         assert!(lock.their_lock(asked, at_ms + limit_ms + 1), "{asked:?} after {held:?}");
-        lock.command(&["DEL", &key]);
+        lock.delete();
 
         // It deletes what it wrote, to the letter.
         assert!(lock.their_lock(held, at_ms));
@@ -154,7 +152,7 @@ fn their_scripts_do_what_was_published(mut lock: Lock) {
     assert!(lock.their_lock(Read, at_ms));
     assert!(lock.their_lock(Read, at_ms - 1));
     assert_eq!(lock.field("read"), Some((at_ms - 1).to_string()));
-    lock.command(&["DEL", &key]);
+    lock.delete();
 }
 
 /// Keys that were there before us are named in any way. What the server takes for a hash tag decides.
@@ -184,7 +182,7 @@ fn waiters_on_any_key_are_told_in_its_slot(mut lock: Lock) {
         heard.sort();
         let told: Vec<_> = heard.iter().filter_map(|notice| notice.split(' ').next()).collect();
         assert_eq!(told, waiters, "{key}");
-        lock.command(&["DEL", &lock.key()]);
+        lock.delete();
     }
 }
 

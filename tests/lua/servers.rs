@@ -16,8 +16,7 @@ impl Lock {
     }
 
     fn changes(&mut self) -> u64 {
-        let info = self.command(&["INFO", "persistence"]);
-        let info = info.text().expect("a text").into_owned();
+        let info = self.text(&["INFO", "persistence"]);
         let mut lines = info.lines();
         let count = lines.find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
         count.and_then(|n| n.parse().ok()).expect("a count")

@@ -41,7 +41,7 @@ fn writers_string_goes_at_its_deadline(mut lock: Lock) {
     let after_ms = lock.now_ms();
     let ends_ms = lock.int(&["PEXPIRETIME", &write_key]) - LEASE_MS;
     assert!((before_ms..=after_ms).contains(&ends_ms));
-    let value = lock.command(&["GET", &write_key]);
+    let value = lock.text(&["GET", &write_key]);
     let token = lock.inspect().seen.token;
-    assert_eq!(value.text().expect("a text"), format!("w {ends_ms} {token}"));
+    assert_eq!(value, format!("w {ends_ms} {token}"));
 }

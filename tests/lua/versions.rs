@@ -2,7 +2,7 @@
 
 use cluster_testenv::Reply;
 
-use crate::lab::{LEASE_MS, Lock, Mode, Read, Wish, Write, hash_cases};
+use crate::lab::{Lock, Mode, Read, Wish, Write, hash_cases};
 
 hash_cases!(shared:
     first_layout_is_left_alone,
@@ -32,27 +32,19 @@ impl Lock {
     }
 
     fn old_acquire(&mut self, id: &str, mode: Mode) {
-        let args = apart(self.wish_args(id, mode, Wish::PATIENT));
-        self.old_script(OLD_ACQUIRE, &args);
+        self.old_script(OLD_ACQUIRE, &apart(self.wish_args(id, mode, Wish::PATIENT)));
     }
 
     /// Every script says that this is another version's, and nothing is changed.
     fn is_left_alone(&mut self) {
+        self.is_left_alone_by(self.every_script());
+    }
+
+    fn is_left_alone_by(&mut self, scripts: Vec<(&'static str, Vec<String>)>) {
         let stored = self.stored();
-        let scripts = [
-            ("acquire", self.wish_args("a", Read, Wish::PATIENT)),
-            ("acquire", self.wish_args("a", Write, Wish::AT_ONCE)),
-            ("convert", self.convert_args("old", "a", Read, Wish::AT_ONCE)),
-            ("convert", self.convert_args("old", "a", Write, Wish::AT_ONCE)),
-            ("leave", self.leave_args("a")),
-            ("renew", vec!["a".to_owned(), LEASE_MS.to_string()]),
-            ("inspect", Vec::new()),
-            ("force", ["9007199254740992", "0", "0", "1000 3000"].map(str::to_owned).to_vec()),
-        ];
         for (script, args) in scripts {
             let reply = self.try_run(script, &args);
-            let text = reply.text().unwrap_or_else(|| panic!("{script}: {reply:?}")).into_owned();
-            assert!(text.starts_with("version "), "{script}: {text}");
+            assert!(reply.text().is_some_and(|text| text.starts_with("version ")), "{script}: {reply:?}");
             assert_eq!(self.stored(), stored, "{script}");
         }
     }
@@ -64,8 +56,7 @@ fn first_layout_is_left_alone(mut lock: Lock) {
         lock.is_left_alone();
         lock.old_acquire("waiter", Write);
         lock.is_left_alone();
-        let key = lock.key();
-        lock.command(&["DEL", &key]);
+        lock.delete();
     }
     // Only waiters, behind a foreign stamp.
     let now_ms = lock.now_ms();
@@ -82,26 +73,21 @@ fn other_layout_is_left_alone(mut lock: Lock) {
         lock.command(&["HSET", &key, "t", "5", field, value]);
         lock.command(&["PEXPIRE", &key, "60000"]);
         lock.is_left_alone();
-        lock.command(&["DEL", &key]);
+        lock.delete();
     }
     // One of the two is ours.
     lock.granted("w", Write);
     lock.command(&["HSET", &key, "u", "4 something else"]);
     lock.command(&["PEXPIRE", &key, "60000"]);
-    let stored = lock.stored();
-    for (script, args) in [("acquire", lock.wish_args("a", Read, Wish::PATIENT)), ("leave", lock.leave_args("w"))] {
-        let reply = lock.try_run(script, &args);
-        assert!(reply.text().is_some_and(|text| text.starts_with("version ")), "{script}: {reply:?}");
-        assert_eq!(lock.stored(), stored, "{script}");
-    }
+    let scripts = vec![("acquire", lock.wish_args("a", Read, Wish::PATIENT)), ("leave", lock.leave_args("w"))];
+    lock.is_left_alone_by(scripts);
 }
 
 fn lock_that_the_first_layout_has_left_is_free(mut lock: Lock) {
     for mode in [Read, Write] {
         lock.old_acquire("holder", mode);
         let token: i64 = lock.field("t").and_then(|token| token.parse().ok()).expect("a token");
-        let args = apart(lock.leave_args("holder"));
-        lock.old_script(OLD_LEAVE, &args);
+        lock.old_script(OLD_LEAVE, &apart(lock.leave_args("holder")));
         assert!(lock.granted("a", Write) > token, "tokens go on");
         lock.leave("a");
     }

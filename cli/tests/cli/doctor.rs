@@ -11,7 +11,9 @@ use std::time::Duration;
 use cluster_testenv::{Cluster, Matcher, Node, Reply, RoutingProxy, Sentinels, Server, TlsClients};
 use serde_json::Value;
 
-use crate::program::{SERVER, ask, at, output_of, program, said, start_node, three_primaries, until, without_node};
+use crate::program::{
+    SERVER, Said, ask, at, output_of, program, said, start_node, three_primaries, until, without_node,
+};
 
 /// No such server can be reached from a test, so this test checks the function itself.
 #[path = "../../src/doctor/memory_db.rs"]
@@ -56,14 +58,21 @@ impl Found {
         self.findings.iter().any(|(of, message)| of == check && message.contains(part))
     }
 
-    /// Asserts that nothing else is wrong, and that the advice contains `part`.
     fn is_well(&self) {
-        assert!(self.code == Some(0) && self.findings.is_empty(), "{}", self.text);
+        self.is_well_with_note("");
     }
 
-    fn only_advises(&self, check: &str, part: &str) {
+    /// Asserts that nothing is wrong, and that a note contains `part`.
+    fn is_well_with_note(&self, part: &str) {
+        let is_well = self.code == Some(0) && self.findings.is_empty();
+        assert!(is_well && self.text.contains(part), "{}", self.text);
+    }
+
+    /// Asserts that nothing else is wrong, and that the advice contains `part`.
+    fn only_advises(&self, check: &str, part: &str) -> &Self {
         self.only(check, "");
         assert!(self.advice.iter().all(|advice| advice.contains(part)), "{part}: {}", self.text);
+        self
     }
 
     /// Asserts that the findings name all these nodes, and no other.
@@ -72,9 +81,10 @@ impl Found {
         assert_eq!(self.nodes, expected, "{}", self.text);
     }
 
-    fn only(&self, check: &str, part: &str) {
+    fn only(&self, check: &str, part: &str) -> &Self {
         let checks: BTreeSet<&str> = self.findings.iter().map(|(check, _)| &**check).collect();
         assert!(self.code == Some(1) && self.has(check, part) && checks.len() == 1, "{}", self.text);
+        self
     }
 }
 
@@ -118,22 +128,21 @@ fn with_replicas(mut command: Command, replicas: &str) -> Command {
 fn server_without_hello_and_a_proxy_are_examined() {
     let tried = "doctor acquired and released a lock";
     let node = Node::builder(Server::Redis70).without_command("HELLO").start().expect("it starts");
-    let found = doctor_at(&node);
-    assert!(found.code == Some(0) && found.text.contains(tried), "{}", found.text);
+    doctor_at(&node).is_well_with_note(tried);
     let cluster = Cluster::builder(Server::Valkey91).replicas(0).start().expect("it starts");
     let proxy = RoutingProxy::before(&cluster).expect("a proxy");
     let found = doctor(program(&["--proxy", &proxy.url()]));
-    assert!(found.code == Some(0) && found.text.contains(tried), "{}", found.text);
-    assert!(found.text.contains("waiters ask once a second") && !found.text.contains("+info"), "{}", found.text);
+    found.is_well_with_note(tried);
+    found.is_well_with_note("waiters ask once a second");
+    assert!(!found.text.contains("+info"), "{}", found.text);
 }
 
 #[test]
 fn healthy_server_is_well() {
     doctor_at(&SERVER).is_well();
-    let people = output_of(&["doctor"]);
-    assert!(people.code == Some(0) && people.out.contains("all is well"), "{people:?}");
+    output_of(&["doctor"]).assert_out(0, "all is well");
     let valkey = Node::start(Server::Valkey91).expect("it starts");
-    assert_eq!(doctor_at(&valkey).code, Some(0));
+    doctor_at(&valkey).is_well();
 }
 
 #[test]
@@ -169,28 +178,23 @@ fn replica_for_a_primary_and_missing_replicas_are_found() {
     let asked = |replicas| doctor(with_replicas(at(&primary.url(), &[]), replicas));
     until("the replica follows", || asked("1").code == Some(0));
     asked("2").only("replicas", "1 of the 2");
-    let people = said(at(&primary.url(), &["doctor", "--replicas", "3"]));
-    assert!(people.code == Some(1) && people.out.contains("problem: replicas: 1 of the 3"), "{people:?}");
+    people_ask(&primary.url(), "3").assert_out(1, "problem: replicas: 1 of the 3");
 }
 
 /// Runs doctor as a person does, with these replicas.
-fn people_ask(url: &str, replicas: &str) -> String {
-    let said = said(at(url, &["doctor", "--replicas", replicas]));
-    assert_eq!(said.code, Some(0), "{said:?}");
-    said.out
+fn people_ask(url: &str, replicas: &str) -> Said {
+    said(at(url, &["doctor", "--replicas", replicas]))
 }
 
 #[test]
 fn levels_that_a_server_can_do_are_told() {
     let alone = Node::start(Server::Valkey91).expect("it starts");
-    let out = said(at(&alone.url(), &["doctor"])).out;
-    assert!(out.contains("note: durability: no replica is attached, so the server cannot do Replicated"), "{out}");
-    let out = people_ask(&alone.url(), "server");
-    assert!(out.contains("nothing shows that the server stores each write durably"), "{out}");
+    let note = "note: durability: no replica is attached, so the server cannot do Replicated";
+    said(at(&alone.url(), &["doctor"])).assert_out(0, note);
+    people_ask(&alone.url(), "server").assert_out(0, "nothing shows that the server stores each write durably");
     let without = Node::builder(Server::Redis70).without_command("WAIT").start().expect("it starts");
-    let out = said(at(&without.url(), &["doctor"])).out;
-    assert!(out.contains("note: durability: the server knows no WAIT"), "{out}");
-    people_ask(&without.url(), "server");
+    said(at(&without.url(), &["doctor"])).assert_out(0, "note: durability: the server knows no WAIT");
+    people_ask(&without.url(), "server").assert_code(0);
     doctor(with_replicas(at(&without.url(), &[]), "all")).only("rights", "knows no WAIT");
 }
 
@@ -213,8 +217,7 @@ fn named_replica_that_is_not_attached_is_found() {
     let cluster = cluster.start().expect("it starts");
     let urls = cluster.urls().join(",");
     let all = || program(&["--cluster", &urls, "doctor", "--replicas", "all"]);
-    let told = said(all());
-    assert!(told.code == Some(0) && told.out.contains("Replicated with up to 2 attached replicas"), "{told:?}");
+    said(all()).assert_out(0, "Replicated with up to 2 attached replicas");
     cluster.replicas_of(cluster.primaries()[0])[0].kill();
     let is_found = || said(all()).out.contains("problem: replicas: 1 of the 2 replicas that the servers name");
     until("the primary has lost the replica", is_found);
@@ -232,9 +235,8 @@ fn rights_are_found(server: Server) {
         without(&[missing]).only("rights", missing);
     }
     // A missing optional right is a note, which says what is not known without it.
-    let found = without(&["+info"]);
     let note = "user locks lacks +info: without it an eviction policy that removes locks is not detected";
-    assert!(found.code == Some(0) && found.text.contains(note), "{}", found.text);
+    without(&["+info"]).is_well_with_note(note);
     // doctor names all missing rights at once, and not one after the other.
     let missing = ["+pexpireat", "+evalsha", "+time", "+ssubscribe", "+spublish"];
     let found = without(&missing);
@@ -246,13 +248,12 @@ fn rights_are_found(server: Server) {
 #[test]
 fn notifications_that_are_refused_in_scripts_are_found() {
     let node = Node::builder(Server::Redis70).proxied().start().expect("it starts");
-    assert_eq!(doctor_at(&node).code, Some(0));
+    doctor_at(&node).is_well();
     // The proxy's script is the server's own refusal: a script may not subscribe.
     let publishes = Matcher::command("EVAL").and("'SPUBLISH', ARGV");
     node.proxy().replace_requests(publishes, &["EVAL", "return redis.call('SSUBSCRIBE', 'x')", "0"]);
-    let found = doctor_at(&node);
-    found.only("rights", "the server refuses SPUBLISH inside scripts (This Redis command is not allowed from script");
-    found.only_advises("rights", "permit SPUBLISH in scripts");
+    let refusal = "the server refuses SPUBLISH inside scripts (This Redis command is not allowed from script";
+    doctor_at(&node).only("rights", refusal).only_advises("rights", "permit SPUBLISH in scripts");
 }
 
 #[test]
@@ -307,19 +308,14 @@ fn server_with_tls_is_looked_at_like_another() {
     let with_them = |url: &str| with_certificates(at(url, &[]), certificates);
     doctor(with_them(&url)).is_well();
 
-    let stranger = doctor(at(&url, &[]));
-    stranger.only("tls", "certificate");
-    stranger.only_advises("tls", "RWLOCK_TLS_CA");
+    doctor(at(&url, &[])).only("tls", "certificate").only_advises("tls", "RWLOCK_TLS_CA");
     let mut stranger = with_them(&url);
     stranger.env_remove("RWLOCK_TLS_CLIENT_CERTIFICATE").env_remove("RWLOCK_TLS_CLIENT_KEY");
     doctor(stranger).only_advises("tls", "RWLOCK_TLS_CLIENT_CERTIFICATE");
-    let plain = doctor(at(&url.replace("rediss://", "redis://"), &[]));
-    plain.only("tls", "speaks TLS");
-    plain.only_advises("tls", "use rediss://");
+    let plain = at(&url.replace("rediss://", "redis://"), &[]);
+    doctor(plain).only("tls", "speaks TLS").only_advises("tls", "use rediss://");
     let other = with_certificates(at(&SERVER.url().replace("redis://", "rediss://:s3cret@"), &[]), certificates);
-    let other = doctor(other);
-    other.only("tls", "speaks no TLS");
-    other.only_advises("tls", "use redis://");
+    doctor(other).only("tls", "speaks no TLS").only_advises("tls", "use redis://");
     doctor(with_them(&url.replace("s3cret", "s3cret2"))).only("login", "");
 
     set(&node, "bind", "127.0.0.1 127.0.0.2");
@@ -330,9 +326,9 @@ fn server_with_tls_is_looked_at_like_another() {
     doctor(named).is_well();
 
     let user = ["ACL", "SETUSER", "locks", "on", ">s3cret", "~*", "&*", "+@all", "-ssubscribe"];
-    node.command(&user).expect("answered").into_result().expect("set");
-    let named = doctor(with_them(&url.replace("rediss://:s3cret@", "rediss://locks:s3cret@")));
-    named.only_advises("rights", "ACL SETUSER locks +ssubscribe");
+    ask(&node, &user);
+    let named = with_them(&url.replace("rediss://:s3cret@", "rediss://locks:s3cret@"));
+    doctor(named).only_advises("rights", "ACL SETUSER locks +ssubscribe");
 
     set(&node, "maxmemory-policy", "volatile-ttl");
     doctor(with_them(&url)).only("memory-policy", "volatile-ttl");
@@ -375,8 +371,7 @@ fn what_is_wrong_behind_sentinels_is_found() {
 #[test]
 fn password_that_no_server_wants_is_a_warning() {
     let found = doctor(at(&SERVER.url().replace("redis://", "redis://:s3cret@"), &[]));
-    found.only("login", "requires none");
-    found.names(&[&SERVER]);
+    found.only("login", "requires none").names(&[&SERVER]);
 }
 
 fn of_cluster(cluster: &Cluster, user: &str) -> Found {
@@ -402,33 +397,23 @@ fn every_primary_is_looked_at() {
     let user = "locks:s3cret@";
     of_cluster(&cluster, user).is_well();
 
-    let policy = |policy: &str| nodes.iter().for_each(|node| set(node, "maxmemory-policy", policy));
-    policy("volatile-ttl");
-    let found = of_cluster(&cluster, user);
-    found.only("memory-policy", "volatile-ttl");
-    found.names(&nodes);
-    policy("noeviction");
+    let set_all = |name: &str, value: &str| nodes.iter().for_each(|node| set(node, name, value));
+    set_all("maxmemory-policy", "volatile-ttl");
+    of_cluster(&cluster, user).only("memory-policy", "volatile-ttl").names(&nodes);
+    set_all("maxmemory-policy", "noeviction");
 
-    nodes.iter().for_each(|node| set(node, "maxmemory", "1"));
-    let found = of_cluster(&cluster, user);
-    found.only("memory", "maxmemory 1");
-    found.names(&nodes);
+    set_all("maxmemory", "1");
+    of_cluster(&cluster, user).only("memory", "maxmemory 1").names(&nodes);
     // Without the right to ask for the memory, doctor finds the fault by a lock at each primary.
     nodes.iter().for_each(|node| allow(node, &["-info"]));
-    let found = of_cluster(&cluster, user);
-    found.only("trial", "out of memory");
-    found.names(&nodes);
+    of_cluster(&cluster, user).only("trial", "out of memory").names(&nodes);
     set(nodes[0], "maxmemory", "0");
-    let found = of_cluster(&cluster, user);
-    found.only("trial", "out of memory");
-    found.names(&nodes[1..]);
-    nodes.iter().for_each(|node| set(node, "maxmemory", "0"));
+    of_cluster(&cluster, user).only("trial", "out of memory").names(&nodes[1..]);
+    set_all("maxmemory", "0");
     nodes.iter().for_each(|node| allow(node, &["+info"]));
 
     nodes[1..].iter().for_each(|node| allow(node, &["-hset"]));
-    let found = of_cluster(&cluster, user);
-    found.only("rights", "+hset");
-    found.names(&nodes[1..]);
+    of_cluster(&cluster, user).only("rights", "+hset").names(&nodes[1..]);
 }
 
 fn hosts_in(reply: &Reply, host: &str) -> usize {
@@ -469,9 +454,7 @@ fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
     // Redis has this timeout by default.
     timeout(&nodes, "15000");
     let found = of_cluster(&cluster, "");
-    found.only("node-timeout", "15s");
-    found.names(&nodes);
-    found.only_advises("node-timeout", "CONFIG SET cluster-node-timeout");
+    found.only("node-timeout", "15s").only_advises("node-timeout", "CONFIG SET cluster-node-timeout").names(&nodes);
     let mut longer = at_cluster(&cluster.urls().join(","));
     longer.env("RWLOCK_LEASE", "40s");
     doctor(longer).is_well();
@@ -484,16 +467,12 @@ fn node_timeout_of_a_cluster_is_compared_with_the_lease() {
 #[test]
 fn user_that_replicas_do_not_know_is_found() {
     let cluster = Cluster::builder(Server::Redis70).primaries(3).replicas(1).start().expect("it starts");
-    let is_replica = |node: &Node| match node.command(&["INFO", "replication"]).expect("answered") {
-        Reply::Bulk(info) => String::from_utf8(info).expect("text").contains("role:slave"),
-        other => panic!("{other:?}"),
-    };
+    let is_replica =
+        |node: &Node| ask(node, &["INFO", "replication"]).text().is_some_and(|info| info.contains("role:slave"));
     let (replicas, primaries): (Vec<&Node>, Vec<&Node>) = cluster.nodes().iter().partition(|node| is_replica(node));
     assert_eq!((primaries.len(), replicas.len()), (3, 3));
     primaries.iter().for_each(|node| allow_user(node));
-    let found = of_cluster(&cluster, "locks:s3cret@");
-    found.only_advises("login", "ACLs are not replicated");
-    found.names(&replicas);
+    of_cluster(&cluster, "locks:s3cret@").only_advises("login", "ACLs are not replicated").names(&replicas);
     replicas.iter().for_each(|node| allow_user(node));
     of_cluster(&cluster, "locks:s3cret@").is_well();
 }

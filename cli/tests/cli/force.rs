@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use cluster_testenv::Reply;
 use redis_rwlock::{HoldState, LossReason};
 
-use crate::program::{PROGRAM, SERVER, ask, at, labelled, new_name, said, start_node, until};
+use crate::program::{PROGRAM, SERVER, ask, at, hold_by, labelled, new_name, release, said, start_node, until};
 
 /// Program `force-release` in its own terminal, after it has asked its question.
 struct Asked {
@@ -49,7 +49,7 @@ impl Asked {
 #[test]
 fn hold_that_was_shown_is_ended() {
     let name = new_name();
-    let stuck = labelled(&SERVER, "stuck").write(&name).wait().expect("granted");
+    let stuck = hold_by(&labelled(&SERVER, "stuck"), &name);
     let asked = Asked::about(&name);
     assert!(asked.shown.contains("stuck") && asked.shown.contains("write"), "{}", asked.shown);
     let (code, shown) = asked.answer("y\n");
@@ -61,12 +61,12 @@ fn hold_that_was_shown_is_ended() {
 fn hold_that_was_not_shown_stays() {
     let name = new_name();
     let (first, second) = (labelled(&SERVER, "first"), labelled(&SERVER, "second"));
-    let shown = first.write(&name).wait().expect("granted");
+    let shown = hold_by(&first, &name);
     let asked = Asked::about(&name);
     assert!(asked.shown.contains("first"), "{}", asked.shown);
     // The lock changes while the operator thinks.
-    shown.release().expect("ours to the end");
-    let unseen = second.write(&name).wait().expect("granted");
+    release(shown);
+    let unseen = hold_by(&second, &name);
     let (code, after) = asked.answer("y\n");
     assert!(code == Some(1) && after.contains("nothing was ended"), "{code:?}: {after}");
     unseen.release().expect("nobody has asked about it");
@@ -75,7 +75,7 @@ fn hold_that_was_not_shown_stays() {
 #[test]
 fn no_is_no() {
     let name = new_name();
-    let guard = labelled(&SERVER, "busy").write(&name).wait().expect("granted");
+    let guard = hold_by(&labelled(&SERVER, "busy"), &name);
     let (code, shown) = Asked::about(&name).answer("n\n");
     assert!(code == Some(1) && shown.contains("nothing was done"), "{code:?}: {shown}");
     guard.release().expect("nothing was done");
@@ -85,8 +85,7 @@ fn no_is_no() {
 fn free_lock_is_only_looked_at() {
     let (node, name) = (start_node(), new_name());
     let scripts_of = |args: &[&str]| {
-        let said = said(at(&node.url(), args));
-        assert_eq!(said.code, Some(1), "{said:?}");
+        said(at(&node.url(), args)).assert_code(1);
         let Reply::Bulk(info) = node.command(&["INFO", "commandstats"]).expect("answered") else { panic!("no text") };
         ask(&node, &["CONFIG", "RESETSTAT"]);
         let info = String::from_utf8(info).expect("text");

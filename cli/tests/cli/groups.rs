@@ -6,24 +6,21 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::program::{
-    Folder, PROGRAM, Running, SERVER, Said, hold, is_free, labelled, new_name, output_of, parsed, program, said, until,
-    until_one_waits, view,
+    Folder, PROGRAM, Running, SERVER, Said, hold, is_free, labelled, new_name, output_of, parsed, program, release,
+    said, until, until_one_waits, view,
 };
 
-/// Returns the command that runs a script with several locks.
-fn group(options: &[&str], locks: &[(&str, &str)], script: &str) -> Command {
-    let mut command = program(&["run"]);
-    command.args(options).args(locks.iter().flat_map(|(option, name)| [option, name]));
-    command.args(["--", "sh", "-c", script]);
-    command
+/// Returns the command that runs a script with the locks and options of `args`.
+fn group(args: &[&str], script: &str) -> Command {
+    program(&[&["run"], args, &["--", "sh", "-c", script]].concat())
 }
 
-fn run(options: &[&str], locks: &[(&str, &str)], script: &str) -> Said {
-    said(group(options, locks, script))
+fn run(args: &[&str], script: &str) -> Said {
+    said(group(args, script))
 }
 
-fn start(options: &[&str], locks: &[(&str, &str)], script: &str) -> Running {
-    Running::start(group(options, locks, script))
+fn start(args: &[&str], script: &str) -> Running {
+    Running::start(group(args, script))
 }
 
 #[test]
@@ -32,8 +29,8 @@ fn command_holds_all_locks_in_their_modes_and_knows_the_tokens() {
     let script = format!(
         "env | grep ^RWLOCK_ | grep -v NODE | sort; for name in {stock} {rates}; do {PROGRAM} inspect --json $name; done; exit 7"
     );
-    let done = run(&[], &[("--write", &stock), ("--read", &rates)], &script);
-    assert_eq!(done.code, Some(7), "{done:?}");
+    let done = run(&["--write", &stock, "--read", &rates], &script);
+    done.assert_code(7);
     let lines: Vec<&str> = done.out.lines().collect();
     let [first, second, name_1, name_2, of_stock, of_rates] = &*lines else { panic!("{done:?}") };
     assert_eq!((*name_1, *name_2), (&*format!("RWLOCK_NAME_1={stock}"), &*format!("RWLOCK_NAME_2={rates}")));
@@ -49,8 +46,8 @@ fn command_holds_all_locks_in_their_modes_and_knows_the_tokens() {
 #[test]
 fn order_of_the_options_is_the_order_of_the_variables() {
     let names = [new_name(), new_name(), new_name()];
-    let locks = [("--read", &*names[2]), ("--write", &*names[0]), ("--read", &*names[1])];
-    let done = run(&[], &locks, "echo $RWLOCK_NAME_1 $RWLOCK_NAME_2 $RWLOCK_NAME_3 ${RWLOCK_NAME-none}");
+    let locks = ["--read", &names[2], "--write", &names[0], "--read", &names[1]];
+    let done = run(&locks, "echo $RWLOCK_NAME_1 $RWLOCK_NAME_2 $RWLOCK_NAME_3 ${RWLOCK_NAME-none}");
     assert_eq!(done.out.trim_end(), format!("{} {} {} none", names[2], names[0], names[1]), "{done:?}");
 }
 
@@ -58,13 +55,13 @@ fn order_of_the_options_is_the_order_of_the_variables() {
 fn command_of_one_run_inside_another_sees_only_its_own_locks() {
     let names = [new_name(), new_name(), new_name()];
     let inner = format!("{PROGRAM} run {} -- env | grep -c -e ^RWLOCK_NAME -e ^RWLOCK_FENCING_TOKEN", names[2]);
-    let done = run(&[], &[("--write", &names[0]), ("--write", &names[1])], &inner);
+    let done = run(&["--write", &names[0], "--write", &names[1]], &inner);
     assert_eq!((done.code, &*done.out, &*done.err), (Some(0), "2\n", ""), "{done:?}");
     let inner = format!(
         "{PROGRAM} run --read {} --read {} -- env | grep -c -e ^RWLOCK_NAME= -e ^RWLOCK_FENCING_TOKEN=",
         names[1], names[2]
     );
-    let done = run(&[], &[("--write", &names[0])], &inner);
+    let done = run(&["--write", &names[0]], &inner);
     assert_eq!((&*done.out, &*done.err), ("0\n", ""), "{done:?}");
 }
 
@@ -74,14 +71,13 @@ fn refusal_names_the_lock_and_leaves_the_others_free() {
     let web = labelled(&SERVER, "web-2");
     let guard = web.read(&taken).wait().expect("granted");
     for limit in [&["-n"][..], &["-w", "0.3"]] {
-        let refused = run(limit, &[("--write", &free), ("--write", &taken)], "echo started");
+        let refused = run(&[limit, &["--write", &free, "--write", &taken]].concat(), "echo started");
         assert_eq!((refused.code, &*refused.out), (Some(75), ""), "{limit:?}: {refused:?}");
         let names = refused.err.contains("web-2") && refused.err.contains(&taken) && !refused.err.contains(&free);
         assert!(names, "{limit:?}: {refused:?}");
         assert!(is_free(&free), "{limit:?}");
     }
-    let shared = run(&["-n"], &[("--write", &free), ("--read", &taken)], "echo started");
-    assert_eq!((shared.code, &*shared.out), (Some(0), "started\n"), "{shared:?}");
+    run(&["-n", "--write", &free, "--read", &taken], "echo started").assert_whole_out(0, "started\n");
     guard.release().expect("ours to the end");
 }
 
@@ -90,11 +86,11 @@ fn wait_tells_for_whom_and_starts_after_the_holder() {
     let (free, taken) = (new_name(), new_name());
     let guard = hold(&taken);
     let folder = Folder::new();
-    let running = Running::told_in(&folder, group(&[], &[("--write", &free), ("--write", &taken)], "echo started"));
+    let running = Running::told_in(&folder, group(&["--write", &free, "--write", &taken], "echo started"));
     folder.until_told(&format!("waiting for lock {taken}, held by"));
     assert!(!folder.read("err").contains(&free), "{}", folder.read("err"));
-    guard.release().expect("ours to the end");
-    assert_eq!(running.said().code, Some(0));
+    release(guard);
+    running.said().assert_code(0);
     assert!(is_free(&free) && is_free(&taken));
 }
 
@@ -102,22 +98,22 @@ fn wait_tells_for_whom_and_starts_after_the_holder() {
 fn signal_during_the_wait_leaves_nothing() {
     let (first, taken) = (new_name(), new_name());
     let guard = hold(&taken);
-    let running = start(&[], &[("--write", &first), ("--read", &taken)], "echo started");
+    let running = start(&["--write", &first, "--read", &taken], "echo started");
     until_one_waits(&taken);
     running.signal(Signal::TERM);
-    assert_eq!(running.said().code, Some(128 + 15));
+    running.said().assert_code(128 + 15);
     assert!(is_free(&first) && view(&taken)["waiters"] == Value::Array(vec![]));
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 #[test]
 fn loss_of_one_lock_ends_the_command_and_frees_the_others() {
     let (kept, lost) = (new_name(), new_name());
-    let running = start(&["--lease", "0.6"], &[("--write", &kept), ("--write", &lost)], "sleep 60");
+    let running = start(&["--lease", "0.6", "--write", &kept, "--write", &lost], "sleep 60");
     until("it holds the locks", || !is_free(&kept) && !is_free(&lost));
-    assert_eq!(output_of(&["force-release", "--yes", &lost]).code, Some(0));
+    output_of(&["force-release", "--yes", &lost]).assert_code(0);
     let ended = running.said();
-    assert_eq!(ended.code, Some(76), "{ended:?}");
+    ended.assert_code(76);
     assert!(ended.err.contains(&format!("the hold of lock {lost} was lost")), "{ended:?}");
     assert!(is_free(&kept) && is_free(&lost));
 }
@@ -127,14 +123,12 @@ fn runs_with_the_locks_in_opposite_orders_all_end() {
     let (one, other) = (new_name(), new_name());
     let runs: Vec<Running> = (0..6)
         .map(|number| {
-            let locks = [("--write", &*one), ("--write", &*other)];
-            let locks = if number % 2 == 0 { locks } else { [locks[1], locks[0]] };
-            start(&["-w", "60"], &locks, "sleep 0.1")
+            let (first, second) = if number % 2 == 0 { (&one, &other) } else { (&other, &one) };
+            start(&["-w", "60", "--write", first, "--write", second], "sleep 0.1")
         })
         .collect();
     for running in runs {
-        let ended = running.said();
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+        running.said().assert_code(0);
     }
     assert!(is_free(&one) && is_free(&other));
 }
@@ -142,7 +136,7 @@ fn runs_with_the_locks_in_opposite_orders_all_end() {
 #[test]
 fn killed_run_leaves_all_locks_to_their_leases() {
     let (one, other) = (new_name(), new_name());
-    let running = start(&["--lease", "1"], &[("--write", &one), ("--read", &other)], "sleep 60");
+    let running = start(&["--lease", "1", "--write", &one, "--read", &other], "sleep 60");
     until("it holds the locks", || !is_free(&one) && !is_free(&other));
     running.signal(Signal::KILL);
     until("the leases are over", || is_free(&one) && is_free(&other));
@@ -171,8 +165,7 @@ fn one_name_is_written_in_every_way_that_worked_before() {
         assert_eq!((told, &json["holders"][0]["mode"]), (&*name, &mode.into()), "{before:?}");
     }
     let name = new_name();
-    let last = output_of(&["run", &name, "--read", "--", "true"]);
-    assert_eq!(last.code, Some(0), "{last:?}");
+    output_of(&["run", &name, "--read", "--", "true"]).assert_code(0);
 }
 
 #[test]
@@ -204,8 +197,8 @@ fn unclear_lines_are_refused_before_anything_is_sent() {
 #[test]
 fn end_of_the_longest_hold_names_all_locks() {
     let (one, other) = (new_name(), new_name());
-    let done = run(&["--max-hold", "0.8", "--lease", "0.6"], &[("--write", &one), ("--write", &other)], "sleep 60");
-    assert_eq!(done.code, Some(76), "{done:?}");
+    let done = run(&["--max-hold", "0.8", "--lease", "0.6", "--write", &one, "--write", &other], "sleep 60");
+    done.assert_code(76);
     assert!(done.err.contains(&format!("locks {one}, {other}: the hold was not extended in time")), "{done:?}");
     until("the locks are free", || is_free(&one) && is_free(&other));
 }

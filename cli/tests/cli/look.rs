@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::program::{
-    Folder, SERVER, at, hold, labelled, new_name, output_of, parsed, said, start_node, until, view, without_node,
+    Folder, SERVER, at, hold, hold_by, labelled, new_name, output_of, parsed, release, said, start_node, until, view,
+    without_node,
 };
 
 #[test]
@@ -20,33 +21,33 @@ fn locks_are_shown_to_people_and_programs() {
     let holder = &json["holders"][0];
     let times = ["age", "remaining"].map(|field| holder[field].as_str().unwrap_or_default());
     assert!(times.iter().all(|time| time.ends_with('s')), "as people write them: {holder}");
-    assert_eq!(output_of(&["inspect", &free]).code, Some(1));
+    output_of(&["inspect", &free]).assert_code(1);
 
     let list = output_of(&["list"]);
-    let line = list.out.lines().find(|line| line.starts_with(&format!("{shown} "))).expect("a line");
+    let line = list.line(&format!("{shown} "));
     assert!(line.contains("write") && !list.out.contains('\u{1b}'), "{list:?}");
     let json = parsed(&output_of(&["list", "--json"]).out);
     assert!(json.as_array().expect("a list").iter().any(|lock| lock["name"] == *held));
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 #[test]
 fn detached_hold_is_shown_with_its_label_and_without_its_id() {
     let name = new_name();
-    let guard = labelled(&SERVER, "web-1").write(&name).wait().expect("granted");
+    let guard = hold_by(&labelled(&SERVER, "web-1"), &name);
     let ticket = guard.detach(Duration::from_secs(300)).expect("detached");
     let id = serde_json::to_value(&ticket).expect("JSON")["id"].as_str().expect("a text").to_owned();
     let people = output_of(&["inspect", &name]);
-    let line = people.out.lines().find(|line| line.starts_with("detached")).expect("a line");
+    let line = people.line("detached");
     assert!(people.code == Some(0) && line.contains("web-1") && line.ends_with(" left"), "{people:?}");
     let list = output_of(&["list", "--held"]);
-    let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
+    let line = list.line(&format!("{name} "));
     assert!(line.contains(" detached ") && line.contains("web-1"), "{line}");
     let json = output_of(&["inspect", "--json", &name]);
     let view = parsed(&json.out);
     assert_eq!((&view["holders"][0]["detached"], &view["holders"][0]["label"]), (&true.into(), &"web-1".into()));
     let waits = output_of(&["run", "-w", "2.5", &name, "--", "true"]);
-    assert!(waits.code == Some(75) && waits.err.contains("web-1 (detached, "), "{waits:?}");
+    waits.assert_err(75, "web-1 (detached, ");
     for told in [&people, &list, &json, &waits] {
         assert!(!told.out.contains(&id[..32]) && !told.err.contains(&id[..32]), "{told:?}");
     }
@@ -56,8 +57,7 @@ fn detached_hold_is_shown_with_its_label_and_without_its_id() {
 fn ring_of_waits_is_shown_as_a_possible_deadlock() {
     let node = start_node();
     let deadlocks = |args: &[&str]| said(at(&node.url(), &[&["deadlocks"], args].concat()));
-    let none = deadlocks(&[]);
-    assert_eq!((none.code, &*none.out), (Some(0), "no deadlock\n"), "{none:?}");
+    deadlocks(&[]).assert_whole_out(0, "no deadlock\n");
     let names = ["first\u{1b}[31m", "second"];
     let managers = ["a\u{202e}", "b"].map(|label| labelled(&node, label));
     let guards = [0, 1].map(|n| managers[n].write(names[n]).wait().expect("granted"));
@@ -81,15 +81,14 @@ fn ring_of_waits_is_shown_as_a_possible_deadlock() {
     assert!(names.contains(&wait["lock"].as_str().expect("a name")), "{json}");
     guards.into_iter().for_each(drop);
     tasks.into_iter().for_each(|task| task.join().expect("no panic"));
-    assert_eq!(deadlocks(&[]).code, Some(0));
+    deadlocks(&[]).assert_code(0);
 }
 
 #[test]
 fn force_asks_before_it_acts() {
     let name = new_name();
     let guard = hold(&name);
-    let asked = output_of(&["force-release", &name]);
-    assert!(asked.code == Some(2) && asked.err.contains("--yes"), "{asked:?}");
+    output_of(&["force-release", &name]).assert_err(2, "--yes");
     guard.release().expect("nothing was done");
 }
 
@@ -101,9 +100,9 @@ fn command_line_counts_more_than_the_environment_and_that_more_than_a_file() {
     };
     let nowhere = "redis://:s3cret@127.0.0.1:1";
     let (good, wrong) = (config("good.json", &url), config("wrong.json", nowhere));
-    assert_eq!(said(without_node(&["inspect", &name, "--config", &good])).code, Some(1));
-    assert_eq!(output_of(&["inspect", &name, "--config", &wrong]).code, Some(1));
-    assert_eq!(said(at(nowhere, &["inspect", &name, "--url", &url])).code, Some(1));
+    said(without_node(&["inspect", &name, "--config", &good])).assert_code(1);
+    output_of(&["inspect", &name, "--config", &wrong]).assert_code(1);
+    said(at(nowhere, &["inspect", &name, "--url", &url])).assert_code(1);
 
     let mut down = at(nowhere, &["inspect", &name, "--json"]);
     down.env("RWLOCK_UNREACHABLE_AFTER", "100ms");
@@ -112,8 +111,7 @@ fn command_line_counts_more_than_the_environment_and_that_more_than_a_file() {
     assert_eq!((down.code, error["exit_code"].as_i64()), (Some(69), Some(69)));
     assert!(!down.err.contains("s3cret"), "{down:?}");
 
-    let nothing = said(without_node(&["inspect", &name]));
-    assert!(nothing.code == Some(78) && nothing.err.contains("RWLOCK_NODE"), "{nothing:?}");
+    said(without_node(&["inspect", &name])).assert_err(78, "RWLOCK_NODE");
 }
 
 #[test]

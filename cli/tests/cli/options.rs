@@ -7,7 +7,8 @@ use std::process::Command;
 use cluster_testenv::{Node, Server};
 
 use crate::program::{
-    Folder, Running, SERVER, at, connect, new_name, output_of, program, said, start_node, three_primaries, without_node,
+    Folder, Running, SERVER, at, connect, name_and_folder, new_name, output_of, program, said, start_node,
+    three_primaries, without_node,
 };
 
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Command {
@@ -53,7 +54,7 @@ fn misspelt_variable_is_an_error_and_a_strange_one_a_line() {
 fn password_file_is_for_all_commands() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
     let url = format!("redis://{}", server.addr());
-    let (folder, name) = (Folder::new(), new_name());
+    let (name, folder) = name_and_folder();
     let (password, wrong) = (folder.write("password", "s3cret\n"), folder.write("wrong", "other\n"));
     let empty = folder.write("empty", "\n");
     let config =
@@ -76,7 +77,7 @@ fn password_file_is_for_all_commands() {
         }
     }
     let doctor = said(at(&url, &["--password-file", &wrong, "doctor"]));
-    assert!(doctor.code == Some(1) && doctor.out.contains("the password in the file"), "{doctor:?}");
+    doctor.assert_out(1, "the password in the file");
     let missing = folder.path("missing").to_str().expect("text").to_owned();
     let two = url.replace("redis://", "redis://:s3cret@");
     for (url, path, part) in [(&url, &missing, "missing"), (&url, &empty, "is empty"), (&two, &password, "the URL")] {
@@ -132,10 +133,8 @@ fn advice_is_in_words_of_the_command_line() {
         command.env(variable, url);
         said(command)
     };
-    let node = said_at("RWLOCK_NODE", &cluster.urls()[0]);
-    assert!(node.code == Some(77) && node.err.contains("--cluster or RWLOCK_CLUSTER"), "{node:?}");
-    let alone = said_at("RWLOCK_CLUSTER", &SERVER.url());
-    assert!(alone.code == Some(77) && alone.err.contains("--url or RWLOCK_NODE"), "{alone:?}");
+    said_at("RWLOCK_NODE", &cluster.urls()[0]).assert_err(77, "--cluster or RWLOCK_CLUSTER");
+    said_at("RWLOCK_CLUSTER", &SERVER.url()).assert_err(77, "--url or RWLOCK_NODE");
 }
 
 /// Tests that the program replaces each name that the library uses for programmers.
@@ -180,9 +179,8 @@ fn options_of_flock_are_known() {
     let manager = connect();
     let reader = manager.read(&name).wait().expect("granted");
     let run = |options: &[&str]| output_of(&[&["run"][..], options, &[&name, "--", "echo", "ran"]].concat());
-    let shares = run(&["-s", "-n"]);
-    assert!(shares.code == Some(0) && shares.out == "ran\n", "{shares:?}");
-    assert_eq!(run(&["--shared", "-n"]).code, Some(0));
+    run(&["-s", "-n"]).assert_whole_out(0, "ran\n");
+    run(&["--shared", "-n"]).assert_code(0);
     for options in
         [&["-n"][..], &["-x", "-n"], &["-w", "0"], &["-w", "0.2"], &["-w", ".2"], &["--wait", "0.2"], &["-w", "200ms"]]
     {
@@ -195,17 +193,13 @@ fn options_of_flock_are_known() {
     }
     for options in [&["-n", "-q"][..], &["-nq"], &["-w", "0.2", "--quiet"], &["-qw", "2.5"]] {
         let refused = run(options);
-        assert!(
-            refused.code == Some(75) && refused.out.is_empty() && refused.err.is_empty(),
-            "{options:?}: {refused:?}"
-        );
+        assert_eq!((refused.code, &*refused.out, &*refused.err), (Some(75), "", ""), "{options:?}: {refused:?}");
     }
     reader.release().expect("ours to the end");
     for options in [&["-w", "5"][..], &["--wait", "5", "--lease", "9", "--grace", "2.5", "--max-hold", "60"]] {
         assert_eq!(run(options).code, Some(0), "{options:?}");
     }
-    let wrong = run(&["-w", "5 s"]);
-    assert!(wrong.code == Some(2) && wrong.err.contains("is no duration"), "{wrong:?}");
+    run(&["-w", "5 s"]).assert_err(2, "is no duration");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use redis_rwlock::blocking::RedisManager;
 use serde_json::Value;
 
 use crate::program::{
-    PROGRAM, Running, SERVER, ask, at, connect, hold, labelled, new_name, output_of, parsed, program, said, start_node,
-    until, until_one_waits, view,
+    PROGRAM, Running, SERVER, ask, at, hold, hold_by, labelled, new_name, output_of, parsed, program, release, said,
+    start_node, until, until_one_waits, view,
 };
 
 /// Runs the program with a standard output that no process reads.
@@ -22,8 +22,7 @@ fn with_closed_pipe(args: &[&str], url: &str) -> (Option<i32>, String) {
 #[test]
 fn closed_pipe_is_no_failure() {
     let (name, url) = (new_name(), SERVER.url());
-    let manager = RedisManager::connect(&url).expect("connected");
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold(&name);
     for args in [
         &["list"][..],
         &["list", "--json"],
@@ -38,7 +37,7 @@ fn closed_pipe_is_no_failure() {
         assert_eq!(with_closed_pipe(args, &url), (Some(0), String::new()), "{args:?}");
     }
     assert_eq!(with_closed_pipe(&["inspect", &new_name()], &url), (Some(1), String::new()), "its answer");
-    guard.release().expect("ours to the end");
+    release(guard);
     // A device that accepts no data is a failure.
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
     let output = program(&["list"]).stdout(full).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -61,8 +60,8 @@ fn list_in_a_pipe_to_head_is_quiet() {
 
 #[test]
 fn times_in_json_are_numbers_beside_the_texts() {
-    let (name, manager) = (new_name(), connect());
-    let guard = manager.write(&name).wait().expect("granted");
+    let name = new_name();
+    let guard = hold(&name);
     let waiter = Running::start(program(&["run", &name, "--", "true"]));
     until_one_waits(&name);
     let look = view(&name);
@@ -91,15 +90,15 @@ fn times_in_json_are_numbers_beside_the_texts() {
 fn list_shows_held_ones_only_if_asked() {
     let node = start_node();
     let manager = RedisManager::connect(node.url()).expect("connected");
-    manager.write("was-held").wait().expect("granted").release().expect("ours to the end");
-    let guard = manager.write("is-held").wait().expect("granted");
+    hold_by(&manager, "was-held").release().expect("ours to the end");
+    let guard = hold_by(&manager, "is-held");
     let list = |args: &[&str]| said(at(&node.url(), args));
     let (all, held) = (list(&["list"]), list(&["list", "--held"]));
     assert!(all.out.contains("is-held") && all.out.contains("was-held"), "{all:?}");
     assert!(held.code == Some(0) && held.out.contains("is-held") && !held.out.contains("was-held"), "{held:?}");
     let held = parsed(&list(&["list", "--held", "--json"]).out);
     assert_eq!((held.as_array().expect("a list").len(), held[0]["name"].as_str()), (1, Some("is-held")));
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 #[test]
@@ -107,7 +106,7 @@ fn lock_that_was_never_there_is_told_from_one_that_is_free() {
     let (never, once) = (new_name(), new_name());
     hold(&once).release().expect("ours to the end");
     let (never, once) = (output_of(&["inspect", &never]), output_of(&["inspect", &once]));
-    assert!(never.code == Some(1) && never.out.contains("the server knows nothing of it"), "{never:?}");
+    never.assert_out(1, "the server knows nothing of it");
     assert!(
         once.code == Some(1) && once.out.contains("is free, last token") && !once.out.contains("knows nothing"),
         "{once:?}"
@@ -118,12 +117,12 @@ fn lock_that_was_never_there_is_told_from_one_that_is_free() {
 fn odd_keys_hide_no_other_lock() {
     let node = start_node();
     let manager = RedisManager::connect(node.url()).expect("connected");
-    let guard = manager.write("good").wait().expect("granted");
+    let guard = hold_by(&manager, "good");
     ask(&node, &["SET", "rwlock:{another-type}:lock", "x"]);
     ask(&node, &["HSET", "rwlock:{another-layout}:lock", "t", "7", "h", "1 w 9999999999999 1 1 old.0:1"]);
     for args in [&["list"][..], &["list", "--held"]] {
         let list = said(at(&node.url(), args));
-        assert_eq!(list.code, Some(77), "{list:?}");
+        list.assert_code(77);
         let line =
             |name: &str| list.out.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{list:?}"));
         assert!(line("good").contains("write"), "{list:?}");
@@ -146,7 +145,7 @@ fn odd_keys_hide_no_other_lock() {
     assert_eq!(parsed(&line).as_array().map(Vec::len), Some(3), "{line}");
     drop(out);
     until("the end of top, which nobody reads", || top.try_wait().expect("it is ours").is_some());
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 /// Tests names and labels with invisible characters that change how a line is read.
@@ -171,7 +170,7 @@ fn nothing_of_names_and_labels_acts_on_the_terminal() {
     let of_labels: String = bad.iter().filter(|c| !c.is_control() && !c.is_whitespace()).collect();
     let (name, label) = (format!("lo{all}ck"), format!("bi{of_labels}lling"));
     let manager = labelled(&node, &label);
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold_by(&manager, &name);
     ask(&node, &["SET", &format!("rwlock:{{{all}}}:lock"), "x"]);
     let clean = |what: &str, text: &str| {
         assert!(!text.contains(bad), "{what}: {text:?}");

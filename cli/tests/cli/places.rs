@@ -12,7 +12,10 @@ use std::time::Duration;
 use cluster_testenv::Proxy;
 use rustix::process::Signal;
 
-use crate::program::{Folder, PROGRAM, Running, SERVER, connect, hold, new_name, send, until_one_waits};
+use crate::program::{
+    Folder, PROGRAM, Running, SERVER, connect, hold, name_and_folder, nothing_is_left, processes, release, send,
+    until_one_waits,
+};
 
 /// Command of a line.
 const JOB: &str = "sh -c 'echo inside >>jobs'";
@@ -134,12 +137,6 @@ impl Line {
     }
 }
 
-/// Asserts that neither a holder nor a waiter is left.
-fn nothing_is_left(name: &str, case: &str) {
-    let view = connect().inspect(name).expect("inspected");
-    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
-}
-
 /// Starts each line behind another holder. Inspects the lock when the lines that do not wait have ended. Then releases
 /// the holder, and inspects the lock again when all have ended.
 fn every_line_works_behind_a_holder(place: Place) {
@@ -148,8 +145,8 @@ fn every_line_works_behind_a_holder(place: Place) {
     }
     let manager = connect();
     let started = lines().into_iter().map(|line| {
-        let (name, folder) = (new_name(), Folder::new());
-        let guard = manager.write(&name).wait().expect("granted");
+        let (name, folder) = name_and_folder();
+        let guard = hold(&name);
         let running = place.start(&line.with(&name, JOB), &folder);
         (line, name, folder, guard, running)
     });
@@ -160,10 +157,10 @@ fn every_line_works_behind_a_holder(place: Place) {
             assert_eq!(said.code, Some(line.busy_code()), "{case}: {said:?} {}", folder.read("err"));
             let view = manager.inspect(&name).expect("inspected");
             assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
-            guard.release().expect("ours to the end");
+            release(guard);
         } else {
             until_one_waits(&name);
-            guard.release().expect("ours to the end");
+            release(guard);
             let said = running.said();
             assert_eq!(said.code, Some(0), "{case}: {said:?} {}", folder.read("err"));
         }
@@ -179,7 +176,7 @@ fn every_line_ends_by_a_signal(place: Place) {
     }
     let manager = connect();
     for line in lines().into_iter().filter(|line| !line.is_busy) {
-        let (name, folder) = (new_name(), Folder::new());
+        let (name, folder) = name_and_folder();
         let running = place.start(&line.with(&name, PATIENT_JOB), &folder);
         folder.line("ready");
         manager.inspect(&name).expect("inspected").holders.first().expect("one is inside");
@@ -200,9 +197,7 @@ fn pid_of(name: &str) -> i32 {
         let words: Vec<&str> = words.split('\0').collect();
         words.first() == Some(&PROGRAM) && words.contains(&name)
     };
-    let processes = fs::read_dir("/proc").expect("Linux").flatten();
-    let mut found = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_it);
-    found.next().expect("it runs")
+    processes().find(is_it).expect("it runs")
 }
 
 #[test]
@@ -253,7 +248,7 @@ fn deaf_places() -> [(Place, Signal); 3] {
 #[test]
 fn signal_that_was_ignored_at_the_start_ends_no_command() {
     for (place, signal) in deaf_places() {
-        let (name, folder) = (new_name(), Folder::new());
+        let (name, folder) = name_and_folder();
         let running = place.start(&format!("{PROGRAM} run {name} -- {PATIENT_JOB}"), &folder);
         let pid: i32 = folder.line("ready").parse().expect("a process id");
         send(signal, pid);
@@ -271,12 +266,12 @@ fn signal_that_was_ignored_at_the_start_ends_no_command() {
 #[test]
 fn signal_that_was_ignored_at_the_start_ends_no_wait() {
     for (place, signal) in deaf_places() {
-        let (name, folder) = (new_name(), Folder::new());
+        let (name, folder) = name_and_folder();
         let guard = hold(&name);
         let running = place.start(&format!("{PROGRAM} run {name} -- {JOB}"), &folder);
         until_one_waits(&name);
         send(signal, pid_of(&name));
-        guard.release().expect("ours to the end");
+        release(guard);
         let said = running.said();
         assert_eq!(said.code, Some(0), "{place:?}: {said:?} {}", folder.read("err"));
         nothing_is_left(&name, &format!("{place:?}"));
@@ -288,7 +283,7 @@ fn process_1_takes_ended_orphans_away() {
     if !Place::ProcessOne.is_there() {
         return;
     }
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     // Each shell leaves a process behind, which becomes a child of process 1 and ends.
     let orphans = "for i in 1 2 3 4 5 6 7 8 9 10; do sh -c 'sleep 0.01 & echo made >>made'; done";
     let are_there = "grep -qs '^Name:.sleep' /proc/[0-9]*/status";

@@ -18,32 +18,30 @@ fn job(options: &[&str], name: &str, script: &str) -> Said {
 #[test]
 fn second_machine_is_refused_after_the_job_and_everybody_sees_why() {
     let name = new_name();
-    let first = job(&["--at-least", LONG, "--label", "web-1"], &name, "echo done by the first");
-    assert_eq!((first.code, &*first.out), (Some(0), "done by the first\n"), "{first:?}");
-    let second = job(&["--at-least", LONG], &name, "echo and by the second");
-    assert_eq!((second.code, &*second.out), (Some(75), ""), "{second:?}");
+    job(&["--at-least", LONG, "--label", "web-1"], &name, "echo done by the first")
+        .assert_whole_out(0, "done by the first\n");
+    job(&["--at-least", LONG], &name, "echo and by the second").assert_whole_out(75, "");
 
     let people = output_of(&["inspect", &name]);
-    let line = people.out.lines().find(|line| line.starts_with("done")).expect("a line");
+    let line = people.line("done");
     assert!(people.code == Some(0) && line.contains("web-1") && line.contains("free in "), "{people:?}");
     let list = output_of(&["list", "--held"]);
-    let line = list.out.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a line");
+    let line = list.line(&format!("{name} "));
     assert!(line.contains(" done ") && line.contains("web-1"), "{line}");
     let json = view(&name);
     assert_eq!((&json["holders"][0]["resting"], &json["holders"][0]["label"]), (&true.into(), &"web-1".into()));
     assert!(json["holders"][0]["remaining_ms"].as_u64() > Some(200_000), "{json}");
 
-    let waits = output_of(&["run", "-w", "2.5", &name, "--", "true"]);
-    assert!(waits.code == Some(75) && waits.err.contains("web-1 (done, free in 29"), "{waits:?}");
-    assert_eq!(output_of(&["force-release", "--yes", &name]).code, Some(0));
+    output_of(&["run", "-w", "2.5", &name, "--", "true"]).assert_err(75, "web-1 (done, free in 29");
+    output_of(&["force-release", "--yes", &name]).assert_code(0);
     assert!(is_free(&name));
 }
 
 #[test]
 fn one_that_waits_starts_after_the_rest() {
     let (name, began) = (new_name(), Instant::now());
-    assert_eq!(job(&["--at-least", "1.5"], &name, "true").code, Some(0));
-    assert_eq!(output_of(&["run", "-w", "20", &name, "--", "true"]).code, Some(0));
+    job(&["--at-least", "1.5"], &name, "true").assert_code(0);
+    output_of(&["run", "-w", "20", &name, "--", "true"]).assert_code(0);
     assert!(began.elapsed() >= Duration::from_millis(1_500), "{:?}", began.elapsed());
     assert!(is_free(&name), "it asked for no rest");
 }
@@ -51,15 +49,15 @@ fn one_that_waits_starts_after_the_rest() {
 #[test]
 fn failed_command_rests_too_but_not_on_success_only() {
     let (name, on_success) = (new_name(), ["--at-least-on-success", LONG]);
-    assert_eq!(job(&["--at-least", LONG], &name, "exit 7").code, Some(7));
+    job(&["--at-least", LONG], &name, "exit 7").assert_code(7);
     assert!(!is_free(&name));
     let name = new_name();
-    assert_eq!(job(&on_success, &name, "exit 7").code, Some(7));
+    job(&on_success, &name, "exit 7").assert_code(7);
     assert!(is_free(&name), "the next machine may try");
-    assert_eq!(job(&on_success, &name, "kill -TERM $$").code, Some(128 + 15));
+    job(&on_success, &name, "kill -TERM $$").assert_code(128 + 15);
     assert!(is_free(&name), "the next machine may try");
-    assert_eq!(job(&on_success, &name, "true").code, Some(0));
-    assert_eq!(job(&on_success, &name, "true").code, Some(75));
+    job(&on_success, &name, "true").assert_code(0);
+    job(&on_success, &name, "true").assert_code(75);
 }
 
 #[test]
@@ -75,7 +73,7 @@ fn machine_that_dies_during_its_job_leaves_the_lock_taken() {
     running.signal(Signal::KILL);
     // Time itself is what is waited for: several leases.
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(job(&["--at-least", LONG], &name, "true").code, Some(75));
+    job(&["--at-least", LONG], &name, "true").assert_code(75);
 }
 
 #[test]

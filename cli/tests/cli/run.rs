@@ -8,8 +8,9 @@ use redis_rwlock::blocking::RedisManager;
 use rustix::process::Signal;
 
 use crate::program::{
-    Folder, PROGRAM, Running, SERVER, at, connect, is_free, labelled, new_name, output_of, parsed, program, said, send,
-    start_node, until, until_one_waits, wall_clock,
+    Folder, PROGRAM, Running, SERVER, at, connect, hold, hold_by, is_free, labelled, name_and_folder, new_name,
+    nothing_is_left, output_of, parsed, program, release, said, send, start_node, until, until_one_waits, wall_clock,
+    without_node,
 };
 
 /// Returns a command that runs a shell script under a lock.
@@ -28,7 +29,7 @@ fn exit_code_and_token_are_passed_through() {
     // The nested program must accept the variables that `run` has set.
     let script = format!("echo $RWLOCK_NAME $RWLOCK_FENCING_TOKEN; {PROGRAM} inspect $RWLOCK_NAME; echo $?; exit 7");
     let said = said(run(&name, &script));
-    assert_eq!(said.code, Some(7), "{said:?}");
+    said.assert_code(7);
     let mut lines = said.out.lines();
     let (told, token) = lines.next().expect("a line").split_once(' ').expect("two words");
     assert_eq!(told, name);
@@ -50,11 +51,11 @@ fn command_gets_no_variable_with_a_password() {
         ("RWLOCK_LEASE", "10s", true),
     ];
     let name = new_name();
-    let mut command = Command::new(PROGRAM);
-    command.args(["run", "--url", &with_password, &name, "--", "sh", "-c", "tr '\\0' '\\n' </proc/$$/environ"]);
+    let environ = "tr '\\0' '\\n' </proc/$$/environ";
+    let mut command = without_node(&["run", "--url", &with_password, &name, "--", "sh", "-c", environ]);
     command.envs(variables.iter().map(|(variable, value, _)| (variable, value)));
     let said = said(command);
-    assert_eq!(said.code, Some(0), "{said:?}");
+    said.assert_code(0);
     assert!(!said.out.contains("s3cret") && !said.err.contains("s3cret"), "{said:?}");
     for (variable, _, is_passed_on) in variables {
         assert_eq!(said.out.contains(variable), is_passed_on, "{variable}: {said:?}");
@@ -66,24 +67,16 @@ fn command_gets_no_variable_with_a_password() {
 #[test]
 fn no_command_line_has_a_password() {
     let server = Node::builder(Server::Redis70).password("s3cret").start().expect("the server starts");
-    let (folder, name) = (Folder::new(), new_name());
-    folder.write("password", "s3cret");
+    let (name, folder) = name_and_folder();
+    let password = folder.write("password", "s3cret");
     let without = server.url().replace(":s3cret@", "");
     let script = "tr '\\0' ' ' </proc/$$/cmdline; tr '\\0' ' ' </proc/$PPID/cmdline";
-    let by_variable = {
-        let mut command = program(&["run", &name, "--", "sh", "-c", script]);
-        command.env("RWLOCK_NODE", server.url());
-        command
-    };
-    let by_file = {
-        let mut command = Command::new(PROGRAM);
-        command.args(["run", "--url", &without, "--password-file"]).arg(folder.path("password"));
-        command.args([&*name, "--", "sh", "-c", script]);
-        command
-    };
+    let by_variable = at(&server.url(), &["run", &name, "--", "sh", "-c", script]);
+    let by_file =
+        without_node(&["run", "--url", &without, "--password-file", &password, &name, "--", "sh", "-c", script]);
     for command in [by_variable, by_file] {
         let said = said(command);
-        assert!(said.code == Some(0) && said.out.contains(PROGRAM), "{said:?}");
+        said.assert_out(0, PROGRAM);
         assert!(!said.out.contains("s3cret") && !said.err.contains("s3cret"), "{said:?}");
     }
 }
@@ -96,17 +89,15 @@ fn readers_share_and_writers_do_not() {
     assert_eq!(code("--read", &nested("--read")), Some(0));
     assert_eq!(code("--read", &nested("--write")), Some(75));
     assert_eq!(code("--write", &nested("--read")), Some(75));
-    let late = said(run(&name, &format!("{PROGRAM} run --wait 100ms {name} -- true")));
-    assert_eq!(late.code, Some(75), "{late:?}");
-    assert!(late.err.contains("waited"), "{late:?}");
+    said(run(&name, &format!("{PROGRAM} run --wait 100ms {name} -- true"))).assert_err(75, "waited");
 }
 
 #[test]
 fn killed_command_and_one_that_is_not_there_are_told() {
     let name = new_name();
-    assert_eq!(said(run(&name, "kill -KILL $$")).code, Some(137));
-    assert_eq!(output_of(&["run", &name, "--", "/nowhere/at/all"]).code, Some(127));
-    assert_eq!(output_of(&["run", &name, "--", "/dev/null"]).code, Some(126));
+    said(run(&name, "kill -KILL $$")).assert_code(137);
+    output_of(&["run", &name, "--", "/nowhere/at/all"]).assert_code(127);
+    output_of(&["run", &name, "--", "/dev/null"]).assert_code(126);
     assert!(is_free(&name));
 }
 
@@ -120,8 +111,7 @@ fn wrong_command_lines_are_told_and_start_nothing() {
         (&["run", "", "--", "true"], 78, "name"),
     ] {
         let said = output_of(args);
-        assert_eq!(said.code, Some(code), "{args:?}: {said:?}");
-        assert!(said.err.contains(part), "{args:?}: {said:?}");
+        assert!(said.code == Some(code) && said.err.contains(part), "{args:?}: {said:?}");
     }
 }
 
@@ -134,9 +124,10 @@ fn with_default_signals(command: &Command) -> Command {
 }
 
 fn signal_reaches_the_command(signal: Signal, word: &str) {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let script = format!("trap 'echo {word} >heard; exit 3' {word}; echo $$ >ready; while :; do sleep 0.02; done");
-    let running = Running::start(in_folder(with_default_signals(&run(&name, &script)), &folder));
+    let start = |script: &str| Running::start(in_folder(with_default_signals(&run(&name, script)), &folder));
+    let running = start(&script);
     folder.line("ready");
     running.signal(signal);
     let said = running.said();
@@ -145,7 +136,7 @@ fn signal_reaches_the_command(signal: Signal, word: &str) {
 
     // A command without a trap ends by the signal, and so do all processes that it has started.
     let script = "sleep 100 & echo $! >below; echo $$ >ready; wait";
-    let running = Running::start(in_folder(with_default_signals(&run(&name, script)), &folder));
+    let running = start(script);
     folder.line("below");
     running.signal(signal);
     let said = running.said();
@@ -176,29 +167,29 @@ fn signal_ends_waiting_and_nothing_waits_any_more() {
     let manager = connect();
     for options in [&[][..], &["--at-least", "300"]] {
         let name = new_name();
-        let guard = manager.write(&name).wait().expect("granted");
+        let guard = hold(&name);
         let running = Running::start(with_options(&SERVER.url(), options, &name));
         until_one_waits(&name);
         running.signal(Signal::TERM);
-        assert_eq!(running.said().code, Some(143));
+        running.said().assert_code(143);
         assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
-        guard.release().expect("ours to the end");
+        release(guard);
         assert!(is_free(&name), "no rest either");
     }
 }
 
 #[test]
 fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let manager = connect();
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold(&name);
     let waits = Running::start(with_default_signals(&run(&name, "true")));
-    until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
+    until_one_waits(&name);
     waits.signal(Signal::INT);
     let said = waits.said();
     assert!(said.code.is_none() && said.err.is_empty(), "it has no exit code: {said:?}");
     assert!(manager.inspect(&name).expect("inspected").waiters.is_empty());
-    guard.release().expect("ours to the end");
+    release(guard);
     let runs =
         Running::start(in_folder(with_default_signals(&run(&name, "echo there >started; exec sleep 100")), &folder));
     folder.line("started");
@@ -211,22 +202,20 @@ fn sigint_ends_the_program_by_sigint_so_that_a_loop_of_a_shell_ends() {
 fn signal_that_ends_a_wait_tells_that_no_server_has_confirmed_it() {
     let node = Node::start(Server::Redis70).expect("the server starts");
     let manager = RedisManager::connect(node.url()).expect("connected");
-    let _guard = manager.write("cfg").wait().expect("granted");
+    let _guard = hold_by(&manager, "cfg");
     let waits = Running::start(at(&node.url(), &["run", "cfg", "--", "true"]));
     until("it waits", || manager.inspect("cfg").expect("inspected").waiters.len() == 1);
     node.pause();
     waits.signal(Signal::TERM);
-    let said = waits.said();
-    assert!(said.code == Some(143) && said.err.contains("no server confirmed"), "{said:?}");
+    waits.said().assert_err(143, "no server confirmed");
 }
 
 #[test]
 fn what_the_command_leaves_behind_is_ended_before_the_lock_is_free() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let polite = "sh -c 'trap \"echo bye >heard; exit\" TERM; echo $$ >below; while :; do sleep 0.02; done' &";
     let script = format!("{polite} while [ ! -s below ]; do sleep 0.01; done; exit 5");
-    let ended = said(in_folder(run(&name, &script), &folder));
-    assert_eq!(ended.code, Some(5), "{ended:?}");
+    said(in_folder(run(&name, &script), &folder)).assert_code(5);
     assert_eq!(folder.read("heard"), "bye\n", "it had time to tidy up");
     folder.gone("below");
 
@@ -234,7 +223,7 @@ fn what_the_command_leaves_behind_is_ended_before_the_lock_is_free() {
     let stubborn = "sh -c 'trap \"\" TERM; echo $$ >below; while [ -e below ]; do sleep 0.02; done' >/dev/null 2>&1 &";
     let script = format!("{stubborn} while [ ! -s below ]; do sleep 0.01; done");
     let args = ["run", "--grace", "200ms", &name, "--", "sh", "-c", &script];
-    assert_eq!(said(in_folder(program(&args), &folder)).code, Some(0));
+    said(in_folder(program(&args), &folder)).assert_code(0);
     folder.gone("below");
 }
 
@@ -281,8 +270,7 @@ fn nothing_outlives_the_lock_when(hurt: impl FnOnce(&Node)) {
     hurt(&node);
     // The last renewal with an answer was sent before this moment.
     let end = wall_clock() + SHORT_NS;
-    let said = running.said();
-    assert_eq!(said.code, Some(76), "{said:?}");
+    running.said().assert_code(76);
     nothing_ran_after(&folder, end);
     assert!(folder.read("err").contains(r#""event":"stopping""#), "{}", folder.read("err"));
 }
@@ -299,18 +287,18 @@ fn nothing_outlives_the_lock_when_the_server_is_killed() {
 
 #[test]
 fn nothing_outlives_the_lock_when_the_program_stands_still() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let running = stubborn(&SERVER, &name, SHORT, &folder);
     running.signal(Signal::STOP);
     let end = wall_clock() + SHORT_NS;
     nothing_ran_after(&folder, end);
     running.signal(Signal::CONT);
-    assert_eq!(running.said().code, Some(76));
+    running.said().assert_code(76);
 }
 
 #[test]
 fn nothing_outlives_the_program_when_it_is_killed() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let running = stubborn(&SERVER, &name, LONG, &folder);
     running.signal(Signal::KILL);
     // All processes end long before the lease does.
@@ -322,7 +310,7 @@ fn nothing_outlives_the_program_when_it_is_killed() {
 /// outlive the lock.
 fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
     for then in [Signal::STOP, Signal::KILL] {
-        let (name, folder) = (new_name(), Folder::new());
+        let (name, folder) = name_and_folder();
         let running = stubborn(&SERVER, &name, SHORT, &folder);
         let [first] = running.watchdogs()[..] else { panic!("there is one watchdog") };
         send(hurt, first);
@@ -332,7 +320,7 @@ fn nothing_outlives_the_lock_behind_a_hurt_watchdog(hurt: Signal, told: &str) {
         nothing_ran_after(&folder, end);
         if then == Signal::STOP {
             running.signal(Signal::CONT);
-            assert_eq!(running.said().code, Some(76));
+            running.said().assert_code(76);
         }
     }
 }
@@ -349,7 +337,7 @@ fn stopped_watchdog_is_told_and_goes_on() {
 
 #[test]
 fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let script = "echo >ready; until [ -e go ]; do sleep 0.02; done; exit 3";
     let running = Running::told_in(&folder, in_folder(run(&name, script), &folder));
     folder.line("ready");
@@ -363,13 +351,13 @@ fn command_goes_on_when_its_watchdog_is_killed_again_and_again() {
         until("it is told", || folder.read("err").matches("another one watches").count() == round);
     }
     folder.write("go", "");
-    assert_eq!(running.said().code, Some(3));
+    running.said().assert_code(3);
     assert!(is_free(&name));
 }
 
 #[test]
 fn stop_of_the_command_is_told_and_its_end_too() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let script = "echo $$ >pid; until [ -e go ]; do sleep 0.02; done; exit 3";
     let running = Running::told_in(&folder, in_folder(run(&name, script), &folder));
     let pid: i32 = folder.line("pid").parse().expect("a process id");
@@ -384,7 +372,7 @@ fn stop_of_the_command_is_told_and_its_end_too() {
         until("its end is told", || folder.read("err").matches("the command goes on").count() == before + 1);
     }
     folder.write("go", "");
-    assert_eq!(running.said().code, Some(3));
+    running.said().assert_code(3);
     assert!(is_free(&name));
 }
 
@@ -408,16 +396,14 @@ fn command_has_the_grace_to_tidy_up_even_if_it_is_stopped() {
 
 #[test]
 fn lock_that_is_taken_away_ends_the_command_at_once() {
-    let (name, folder) = (new_name(), Folder::new());
+    let (name, folder) = name_and_folder();
     let running = stubborn(&SERVER, &name, LONG, &folder);
-    let forced = output_of(&["--json", "force-release", "--yes", &name]);
-    assert!(forced.code == Some(0) && forced.out.contains(r#""mode":"write""#), "{forced:?}");
-    let said = running.said();
-    assert_eq!(said.code, Some(76), "{said:?}");
+    output_of(&["--json", "force-release", "--yes", &name]).assert_out(0, r#""mode":"write""#);
+    running.said().assert_code(76);
     assert!(folder.read("err").contains("by force"), "{}", folder.read("err"));
     folder.gone("pid");
     folder.gone("below.pid");
-    assert_eq!(crate::program::output_of(&["force-release", "--yes", &name]).code, Some(1));
+    output_of(&["force-release", "--yes", &name]).assert_code(1);
 }
 
 #[test]
@@ -425,8 +411,7 @@ fn longest_time_of_a_hold_ends_the_command() {
     let name = new_name();
     let limited =
         program(&["run", "--lease", "1s", "--grace", "200ms", "--max-hold", "1s", &name, "--", "sleep", "100"]);
-    let said = Running::start(limited).said();
-    assert_eq!(said.code, Some(76), "{said:?}");
+    Running::start(limited).said().assert_code(76);
 }
 
 #[test]
@@ -434,8 +419,7 @@ fn command_that_is_shorter_than_max_hold_ends_by_itself_with_the_default_grace()
     let with = |options: &[&str]| said(program(&[&["run"], options, &[&new_name(), "--", "sleep", "0.2"]].concat()));
     let done = with(&["--max-hold", "2"]);
     assert!(done.code == Some(0) && done.err.is_empty(), "{done:?}");
-    let refused = with(&["--max-hold", "2", "--grace", "2"]);
-    assert!(refused.code == Some(2) && refused.err.contains("no time for the command"), "{refused:?}");
+    with(&["--max-hold", "2", "--grace", "2"]).assert_err(2, "no time for the command");
 }
 
 /// Options that users give: none, those of docs/CLI.md, and leases with the default grace and with a third.
@@ -457,12 +441,6 @@ const LINES: [&[&str]; 14] = [
     &["--lease", "60s", "--grace", "20s"],
 ];
 
-/// Asserts that no holder and no waiter is left.
-fn nothing_is_left(manager: &RedisManager, name: &str, case: &str) {
-    let view = manager.inspect(name).expect("inspected");
-    assert!(view.is_free() && view.waiters.is_empty(), "{case}: {view:?}");
-}
-
 /// Returns the program with these options of `run`, for a command that writes a word.
 fn with_options(url: &str, options: &[&str], name: &str) -> Command {
     at(url, &[&["run"], options, &[name, "--", "sh", "-c", "echo done"]].concat())
@@ -470,21 +448,20 @@ fn with_options(url: &str, options: &[&str], name: &str) -> Command {
 
 /// Runs each line at a free lock, and at one that it has to wait for. Inspects the lock when the line has ended.
 fn each_line_runs_to_its_end(url: &str) {
-    let manager = connect();
     let waits = LINES.map(|options| {
         let name = new_name();
         let said = said(with_options(url, options, &name));
         assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} at a free lock: {said:?}");
-        nothing_is_left(&manager, &name, &format!("{options:?}"));
-        let guard = manager.write(&name).wait().expect("granted");
+        nothing_is_left(&name, &format!("{options:?}"));
+        let guard = hold(&name);
         (options, Running::start(with_options(url, options, &name)), guard, name)
     });
     for (options, running, guard, name) in waits {
-        until("it waits", || manager.inspect(&name).expect("inspected").waiters.len() == 1);
-        guard.release().expect("ours to the end");
+        until_one_waits(&name);
+        release(guard);
         let said = running.said();
         assert_eq!((said.code, &*said.out), (Some(0), "done\n"), "{options:?} behind a holder: {said:?}");
-        nothing_is_left(&manager, &name, &format!("{options:?} behind a holder"));
+        nothing_is_left(&name, &format!("{options:?} behind a holder"));
     }
 }
 
@@ -505,14 +482,14 @@ fn refused_run_names_the_holder() {
     let name = new_name();
     // This character would turn the rest of the line around.
     let manager = labelled(&SERVER, "web\u{202e}12");
-    let guard = manager.write(&name).wait().expect("granted");
+    let guard = hold_by(&manager, &name);
     for options in [&["-n"][..], &["-w", "0.1"], &["--read", "-n"], &["-n", "--json"]] {
         let said = said(with_options(&SERVER.url(), options, &name));
         assert_eq!((said.code, &*said.out), (Some(75), ""), "{options:?}: {said:?}");
         assert!(said.err.contains("u{202e}12") && !said.err.contains('\u{202e}'), "{options:?}: {said:?}");
         assert!(said.err.contains("(write, for ") && said.err.contains(" left)"), "{options:?}: {said:?}");
     }
-    guard.release().expect("ours to the end");
+    release(guard);
 }
 
 #[test]
@@ -520,36 +497,33 @@ fn note_is_shown_while_the_command_runs() {
     let name = new_name();
     let note = "deploy 4711\u{1b}[31m\u{202e} with more words than a row of a table has room for";
     let script = format!("{PROGRAM} inspect {name}; {PROGRAM} list --held; {PROGRAM} inspect --json {name}");
-    let shows = said(at(&SERVER.url(), &["run", "--note", note, &name, "--", "sh", "-c", &script]));
-    assert_eq!(shows.code, Some(0), "{shows:?}");
+    let shows = output_of(&["run", "--note", note, &name, "--", "sh", "-c", &script]);
+    shows.assert_code(0);
     let shown = "deploy 4711\\u{1b}[31m\\u{202e} with more words than a row of a table has room for";
     assert!(shows.out.lines().any(|line| line.starts_with("note of ") && line.ends_with(shown)), "{}", shows.out);
-    let row = shows.out.lines().find(|line| line.starts_with(&format!("{name}  write"))).expect("a row of the list");
+    let row = shows.line(&format!("{name}  write"));
     assert!(row.contains("deploy 4711\\u{1b}[31m\\u{202e} with") && row.ends_with('…'), "{row}");
     assert!(!shows.out.contains(['\u{1b}', '\u{202e}']), "{}", shows.out);
-    let json = shows.out.lines().last().expect("JSON");
-    let view = parsed(json);
+    let view = parsed(shows.out.lines().last().expect("JSON"));
     assert_eq!(view["holders"][0]["note"].as_str(), Some(note));
     assert!(is_free(&name));
     let long = "x".repeat(4097);
-    let refused = said(at(&SERVER.url(), &["run", "--note", &long, &name, "--", "true"]));
-    assert!(refused.code == Some(78) && refused.err.contains("4096 are allowed"), "{refused:?}");
+    output_of(&["run", "--note", &long, &name, "--", "true"]).assert_err(78, "4096 are allowed");
 }
 
 #[test]
 fn default_grace_fits_a_short_lease() {
-    let (name, manager) = (new_name(), connect());
-    let guard = manager.write(&name).wait().expect("granted");
+    let name = new_name();
+    let guard = hold(&name);
     for lease in ["250ms", "600ms", "1s"] {
         // The machine may be too slow for such a lease, which does not matter here. The case only checks that the
         // program accepts the options and asks for the lock.
         let said = said(with_options(&SERVER.url(), &["--lease", lease, "--no-wait"], &name));
         assert_eq!(said.code, Some(75), "{lease}: {said:?}");
     }
-    guard.release().expect("ours to the end");
+    release(guard);
     // A grace from the user has to fit.
-    let refused = output_of(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]);
-    assert!(refused.code == Some(2) && refused.err.contains("174ms is the most"), "{refused:?}");
+    output_of(&["run", "--lease", "600ms", "--grace", "200ms", &name, "--", "true"]).assert_err(2, "174ms is the most");
 }
 
 #[test]
@@ -559,7 +533,7 @@ fn who_gives_up_leaves_nothing() {
     for round in 0..10 {
         for options in [&["--wait", "300ms"][..], &["--read", "--wait", "300ms"], &["--no-wait"], &["--wait", "0s"]] {
             let name = new_name();
-            let guard = manager.write(&name).wait().expect("granted");
+            let guard = hold(&name);
             let running = Running::start(with_options(&SERVER.url(), options, &name));
             waits.push((format!("{options:?}, {round}"), running, guard, name));
         }
@@ -570,7 +544,7 @@ fn who_gives_up_leaves_nothing() {
         // Inspects at once, because the place in the queue would later expire by itself.
         let view = manager.inspect(&name).expect("inspected");
         assert!(view.waiters.is_empty() && view.holders.len() == 1, "{case}: {view:?}");
-        guard.release().expect("ours to the end");
+        release(guard);
         assert!(is_free(&name), "{case}");
     }
 }

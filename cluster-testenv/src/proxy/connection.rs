@@ -19,15 +19,15 @@ use super::{
 const READ_BYTES: usize = 64 << 10;
 
 /// End of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Peer {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
     Client,
     Server,
 }
 
 /// Fate of a connection after a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
     Lives,
     /// The end has reached both peers.
     Ended,
@@ -35,8 +35,7 @@ pub(super) enum Fate {
 }
 
 /// Connection with both its halves, and the bytes on their way between them.
-#[derive(Debug)]
-pub(super) struct Connection {
+pub struct Connection {
     client: TcpStream,
     /// `None` if the connection began in a black hole.
     server: Option<TcpStream>,
@@ -50,13 +49,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(client: TcpStream, server: Option<TcpStream>) -> Self {
+    pub fn new(client: TcpStream, server: Option<TcpStream>) -> Self {
         let is_lost = server.is_none();
         let (up, down, pending) = Default::default();
         Self { client, server, up, down, pending, is_lost }
     }
 
-    pub(super) fn stream(&self, peer: Peer) -> Option<&TcpStream> {
+    pub fn stream(&self, peer: Peer) -> Option<&TcpStream> {
         match peer {
             Peer::Client => Some(&self.client),
             Peer::Server => self.server.as_ref(),
@@ -64,7 +63,7 @@ impl Connection {
     }
 
     /// Returns whether to wait until the peer has sent bytes, and whether to wait until the peer accepts bytes.
-    pub(super) fn interest(&self, peer: Peer, now: Instant, is_frozen: bool) -> (bool, bool) {
+    pub fn interest(&self, peer: Peer, now: Instant, is_frozen: bool) -> (bool, bool) {
         let (from, to) = match peer {
             Peer::Client => (&self.up, &self.down),
             Peer::Server => (&self.down, &self.up),
@@ -73,13 +72,13 @@ impl Connection {
     }
 
     /// Returns the time from which bytes can be written without another event.
-    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+    pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let dues = [self.up.next_due(), self.down.next_due()];
         dues.into_iter().flatten().filter(|due| *due > now).min()
     }
 
     /// Reads the peer's bytes and applies the rules to them.
-    pub(super) fn receive(&mut self, peer: Peer, rules: &mut Rules, delay: Duration) {
+    pub fn receive(&mut self, peer: Peer, rules: &mut Rules, delay: Duration) {
         let Some(mut stream) = self.stream(peer) else { return };
         let mut bytes = [0; READ_BYTES];
         let read = stream.read(&mut bytes);
@@ -102,7 +101,7 @@ impl Connection {
     }
 
     /// Writes the bytes that are due.
-    pub(super) fn write(&mut self, now: Instant) -> Fate {
+    pub fn write(&mut self, now: Instant) -> Fate {
         let Some(server) = &self.server else { return Fate::Lives };
         // A server may drop the commands of a client that has disconnected, but the server must apply a watched
         // command.
@@ -117,24 +116,24 @@ impl Connection {
         }
     }
 
-    pub(super) fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.is_lost
     }
 
     /// Drops all bytes from now on.
-    pub(super) fn lose(&mut self) {
+    pub fn lose(&mut self) {
         self.is_lost = true;
         self.up.clear();
         self.down.clear();
     }
 
     /// Returns true if one of the peers of a lost connection has gone.
-    pub(super) fn is_abandoned(&self) -> bool {
+    pub fn is_abandoned(&self) -> bool {
         self.up.end.is_some() || self.down.end.is_some()
     }
 
     /// Resets the connection to both peers.
-    pub(super) fn reset(self) {
+    pub fn reset(self) {
         for stream in [Some(self.client), self.server].into_iter().flatten() {
             // This fails only for a socket that is reset already.
             set_socket_linger(&stream, Some(Duration::ZERO)).unwrap_or(());
@@ -142,25 +141,25 @@ impl Connection {
     }
 
     /// Returns true if a rule holds bytes of this connection, or will hold bytes.
-    pub(super) fn has(&self, id: RuleId) -> bool {
+    pub fn has(&self, id: RuleId) -> bool {
         self.up.has_gate(id) || self.down.has_gate(id) || self.pending.has(id)
     }
 
     /// Forwards the bytes that the rule holds or would hold.
-    pub(super) fn release(&mut self, id: RuleId) {
+    pub fn release(&mut self, id: RuleId) {
         self.up.open(id);
         self.down.open(id);
         self.pending.forget(id);
     }
 
     /// Drops the reply that the rule holds or would hold, and forwards the next one.
-    pub(super) fn drop_reply(&mut self, id: RuleId) {
+    pub fn drop_reply(&mut self, id: RuleId) {
         self.down.remove(id);
         self.pending.change(id, Action::DropReply);
     }
 
     /// Number of scripts that have not been forwarded to the server yet.
-    pub(super) fn scripts_waiting(&self) -> usize {
+    pub fn scripts_waiting(&self) -> usize {
         self.up.scripts_waiting()
     }
 

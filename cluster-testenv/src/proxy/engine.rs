@@ -30,8 +30,8 @@ use crate::{Error, Result};
 type Order = Box<dyn FnOnce(&mut State) + Send>;
 
 /// Treatment of the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
     Passing,
     /// The proxy writes nothing to any peer.
     Frozen,
@@ -41,14 +41,14 @@ pub(super) enum Mode {
 
 /// Sender of orders to the thread.
 #[derive(Clone, Debug)]
-pub(super) struct Remote {
+pub struct Remote {
     orders: Sender<Option<Order>>,
     waker: Arc<UnixStream>,
 }
 
 impl Remote {
     /// Lets the thread run `order`, and waits for the result. Returns `None` if the thread has ended.
-    pub(super) fn ask<T: Send + 'static>(&self, order: impl FnOnce(&mut State) -> T + Send + 'static) -> Option<T> {
+    pub fn ask<T: Send + 'static>(&self, order: impl FnOnce(&mut State) -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = mpsc::sync_channel(1);
         // The receiver is missing only if the asking thread has ended.
         let answer = move |state: &mut State| drop(sender.send(order(state)));
@@ -66,14 +66,14 @@ impl Remote {
 
 /// Owner of the thread, which ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Engine {
+pub struct Engine {
     remote: Remote,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Engine {
     /// Starts a thread that listens on `port` for the server at `server`.
-    pub(super) fn start(port: u16, server: SocketAddr) -> Result<Self> {
+    pub fn start(port: u16, server: SocketAddr) -> Result<Self> {
         let mut state = State {
             port,
             server,
@@ -94,7 +94,7 @@ impl Engine {
         Ok(Self { remote: Remote { orders, waker: Arc::new(waker) }, thread: Some(thread) })
     }
 
-    pub(super) fn remote(&self) -> &Remote {
+    pub fn remote(&self) -> &Remote {
         &self.remote
     }
 }
@@ -140,8 +140,7 @@ fn run(state: &mut State, inbox: &Receiver<Option<Order>>, mut wakes: &UnixStrea
 }
 
 /// State of a proxy.
-#[derive(Debug)]
-pub(super) struct State {
+pub struct State {
     port: u16,
     server: SocketAddr,
     /// `None` while connections are refused.
@@ -149,14 +148,14 @@ pub(super) struct State {
     is_refusing: bool,
     is_server_down: bool,
     mode: Mode,
-    pub(super) delay: Duration,
-    pub(super) rules: Rules,
+    pub delay: Duration,
+    pub rules: Rules,
     connections: BTreeMap<u64, Connection>,
     accepted_ever: u64,
 }
 
 impl State {
-    pub(super) fn set_mode(&mut self, mode: Mode) {
+    pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
         if mode == Mode::BlackHole {
             self.connections.values_mut().for_each(Connection::lose);
@@ -164,30 +163,30 @@ impl State {
         }
     }
 
-    pub(super) fn set_refusing(&mut self, is_refusing: bool) -> Result<()> {
+    pub fn set_refusing(&mut self, is_refusing: bool) -> Result<()> {
         self.is_refusing = is_refusing;
         self.listen()
     }
 
     /// Connects new connections to another server.
-    pub(super) fn lead_to(&mut self, server: SocketAddr) {
+    pub fn lead_to(&mut self, server: SocketAddr) {
         self.server = server;
     }
 
     /// Refuses connections while the server is down.
-    pub(super) fn set_server_down(&mut self, is_down: bool) -> Result<()> {
+    pub fn set_server_down(&mut self, is_down: bool) -> Result<()> {
         self.is_server_down = is_down;
         self.listen()
     }
 
     /// Resets all connections.
-    pub(super) fn cut(&mut self) {
+    pub fn cut(&mut self) {
         std::mem::take(&mut self.connections).into_values().for_each(Connection::reset);
         self.rules.limit.forget_waiting(Instant::now());
     }
 
     /// Resets the connection of a rule's request.
-    pub(super) fn cut_one(&mut self, id: RuleId) {
+    pub fn cut_one(&mut self, id: RuleId) {
         let connections = &mut self.connections;
         if let Some(key) = connections.iter().find(|(_, connection)| connection.has(id)).map(|(key, _)| *key) {
             connections.remove(&key).into_iter().for_each(Connection::reset);
@@ -195,26 +194,26 @@ impl State {
     }
 
     /// Disarms a rule and forwards the bytes that it holds.
-    pub(super) fn release(&mut self, id: RuleId) {
+    pub fn release(&mut self, id: RuleId) {
         self.rules.disarm(id);
         self.connections.values_mut().for_each(|connection| connection.release(id));
     }
 
     /// Drops the reply that a rule holds.
-    pub(super) fn drop_reply(&mut self, id: RuleId) {
+    pub fn drop_reply(&mut self, id: RuleId) {
         self.rules.disarm(id);
         self.connections.values_mut().for_each(|connection| connection.drop_reply(id));
     }
 
-    pub(super) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    pub(super) fn connections_made(&self) -> u64 {
+    pub fn connections_made(&self) -> u64 {
         self.accepted_ever
     }
 
-    pub(super) fn scripts_waiting(&self) -> usize {
+    pub fn scripts_waiting(&self) -> usize {
         self.connections.values().map(Connection::scripts_waiting).sum()
     }
 

@@ -10,29 +10,28 @@ use std::{
 use super::rules::RuleId;
 
 /// End of the sender's stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum End {
     Closed,
     Reset,
 }
 
 /// Bytes on their way to one of the two peers.
-#[derive(Debug, Default)]
-pub(super) struct Flow {
+#[derive(Default)]
+pub struct Flow {
     chunks: VecDeque<Chunk>,
     /// Number of scripts in `chunks`.
     scripts_waiting: usize,
     /// Received bytes that are not a whole request or reply yet.
-    pub(super) unparsed: Vec<u8>,
+    pub unparsed: Vec<u8>,
     /// True if the proxy forwards the bytes without parsing them.
-    pub(super) is_raw: bool,
+    pub is_raw: bool,
     /// End that the sender has announced, which is delivered after all chunks.
-    pub(super) end: Option<End>,
+    pub end: Option<End>,
     /// True after the receiver has got the end, or has disconnected.
     is_over: bool,
 }
 
-#[derive(Debug)]
 struct Chunk {
     bytes: Vec<u8>,
     sent: usize,
@@ -50,7 +49,7 @@ impl Chunk {
 
 impl Flow {
     /// Appends the bytes.
-    pub(super) fn push(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
+    pub fn push(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
         if self.is_over || bytes.is_empty() {
             return;
         }
@@ -63,7 +62,7 @@ impl Flow {
     }
 
     /// Appends the bytes of a script.
-    pub(super) fn push_script(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
+    pub fn push_script(&mut self, bytes: &[u8], due: Instant, gate: Option<RuleId>) {
         self.push(bytes, due, gate);
         if let Some(chunk) = self.chunks.back_mut() {
             chunk.scripts += 1;
@@ -72,55 +71,55 @@ impl Flow {
     }
 
     /// Number of scripts that have not been forwarded yet.
-    pub(super) fn scripts_waiting(&self) -> usize {
+    pub fn scripts_waiting(&self) -> usize {
         self.scripts_waiting
     }
 
     /// Appends the end of the stream.
-    pub(super) fn push_end(&mut self, end: End, due: Instant) {
+    pub fn push_end(&mut self, end: End, due: Instant) {
         let rest = std::mem::take(&mut self.unparsed);
         self.push(&rest, due, None);
         self.end.get_or_insert(end);
     }
 
-    pub(super) fn open(&mut self, gate: RuleId) {
+    pub fn open(&mut self, gate: RuleId) {
         self.chunks.iter_mut().filter(|chunk| chunk.gate == Some(gate)).for_each(|chunk| chunk.gate = None);
     }
 
     /// Removes the chunks behind a gate.
-    pub(super) fn remove(&mut self, gate: RuleId) {
+    pub fn remove(&mut self, gate: RuleId) {
         self.chunks.retain(|chunk| chunk.gate != Some(gate));
         self.scripts_waiting = self.chunks.iter().map(|chunk| chunk.scripts).sum();
     }
 
-    pub(super) fn has_gate(&self, gate: RuleId) -> bool {
+    pub fn has_gate(&self, gate: RuleId) -> bool {
         self.chunks.iter().any(|chunk| chunk.gate == Some(gate))
     }
 
     /// Drops all bytes on their way.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.chunks.clear();
         self.scripts_waiting = 0;
         self.unparsed.clear();
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.is_over
     }
 
     /// Returns true if a chunk can be written as soon as the receiver accepts bytes.
-    pub(super) fn is_writable(&self, now: Instant) -> bool {
+    pub fn is_writable(&self, now: Instant) -> bool {
         self.chunks.front().is_some_and(|chunk| chunk.is_free(now))
     }
 
     /// Returns the time from which the next bytes may be written, if they wait only for this time.
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    pub fn next_due(&self) -> Option<Instant> {
         self.chunks.front().filter(|chunk| chunk.gate.is_none()).map(|chunk| chunk.due)
     }
 
     /// Writes the chunks that are due, and the end if `may_end`. Returns [`End::Reset`] when the connection has to be
     /// reset.
-    pub(super) fn write(&mut self, mut to: &TcpStream, now: Instant, may_end: bool) -> Option<End> {
+    pub fn write(&mut self, mut to: &TcpStream, now: Instant, may_end: bool) -> Option<End> {
         while let Some(chunk) = self.chunks.front_mut().filter(|chunk| chunk.is_free(now)) {
             match to.write(&chunk.bytes[chunk.sent..]) {
                 Ok(sent) => chunk.sent += sent,

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    engine::Remote,
+    engine::{Remote, State},
     rules::{Progress, Rule, RuleId, Stage},
 };
 use crate::Result;
@@ -21,21 +21,10 @@ impl Grip {
         Self { remote: remote.clone(), id: rule.id, progress: rule.progress }
     }
 
-    // If the proxy was dropped, it holds nothing, so these orders have no effect.
-
-    fn release(&self) {
+    /// Lets the proxy do something about the rule. A proxy that was dropped holds nothing, so this has no effect then.
+    fn order(&self, order: fn(&mut State, RuleId)) {
         let id = self.id;
-        self.remote.ask(move |state| state.release(id));
-    }
-
-    fn drop_reply(&self) {
-        let id = self.id;
-        self.remote.ask(move |state| state.drop_reply(id));
-    }
-
-    fn cut(&self) {
-        let id = self.id;
-        self.remote.ask(move |state| state.cut_one(id));
+        self.remote.ask(move |state| order(state, id));
     }
 }
 
@@ -71,20 +60,20 @@ impl HeldReply {
     /// early. No network does that, but clients that miscount replies do.
     pub fn drop_reply(mut self) {
         self.is_settled = true;
-        self.grip.drop_reply();
+        self.grip.order(State::drop_reply);
     }
 
     /// Drops the reply with all bytes after it, and resets the connection on both sides. Does nothing before the
     /// request has come.
     pub fn cut(self) {
-        self.grip.cut();
+        self.grip.order(State::cut_one);
     }
 }
 
 impl Drop for HeldReply {
     fn drop(&mut self) {
         if !self.is_settled {
-            self.grip.release();
+            self.grip.order(State::release);
         }
     }
 }
@@ -119,20 +108,20 @@ impl HeldRequest {
     /// [`Error::NotInTime`](crate::Error::NotInTime) when the server has not answered after `timeout`, or the request
     /// had not come to the proxy.
     pub fn release_and_wait(self, timeout: Duration) -> Result<()> {
-        self.0.release();
+        self.0.order(State::release);
         self.0.progress.wait_for(Stage::Applied, "the request that was held", timeout)
     }
 
     /// Drops the request with all bytes after it, and resets the connection on both sides. The server never receives
     /// the request. Does nothing before the request has come.
     pub fn cut(self) {
-        self.0.cut();
+        self.0.order(State::cut_one);
     }
 }
 
 impl Drop for HeldRequest {
     fn drop(&mut self) {
-        self.0.release();
+        self.0.order(State::release);
     }
 }
 
@@ -157,6 +146,6 @@ impl Fault {
 
     /// Cancels the fault, unless it has happened.
     pub fn cancel(self) {
-        self.0.release();
+        self.0.order(State::release);
     }
 }

@@ -9,12 +9,11 @@ use std::{
 const GROUP: Duration = Duration::from_millis(1);
 
 /// Assigns to each script the moment from which it may pass.
-#[derive(Debug, Default)]
-pub(super) struct ScriptLimit {
+#[derive(Default)]
+pub struct ScriptLimit {
     rate: Option<Rate>,
 }
 
-#[derive(Debug)]
 struct Rate {
     began: Instant,
     /// Time between two scripts.
@@ -27,25 +26,25 @@ struct Rate {
 
 impl ScriptLimit {
     /// Begins to limit the scripts per second.
-    pub(super) fn begin(&mut self, per_second: NonZeroU32, now: Instant) {
+    pub fn begin(&mut self, per_second: NonZeroU32, now: Instant) {
         let interval = Duration::from_secs(1) / per_second.get();
         self.rate = Some(Rate { began: now, interval, free: now, last: now });
     }
 
     /// Ends the limit. Scripts that have a moment keep it.
-    pub(super) fn end(&mut self) {
+    pub fn end(&mut self) {
         self.rate = None;
     }
 
     /// Forgets the waiting scripts, so the next script passes at once.
-    pub(super) fn forget_waiting(&mut self, now: Instant) {
+    pub fn forget_waiting(&mut self, now: Instant) {
         if let Some(rate) = &mut self.rate {
             (rate.free, rate.last) = (now, now);
         }
     }
 
     /// Returns the moment from which a script that arrived at `now` may pass.
-    pub(super) fn turn(&mut self, now: Instant) -> Instant {
+    pub fn turn(&mut self, now: Instant) -> Instant {
         self.rate.as_mut().map_or(now, |rate| rate.turn(now))
     }
 }

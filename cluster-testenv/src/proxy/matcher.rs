@@ -14,7 +14,6 @@ impl Request {
     }
 
     /// Name of the command in capitals, such as `EVALSHA`.
-    #[must_use]
     pub fn name(&self) -> String {
         self.args.first().map(|name| String::from_utf8_lossy(name).to_ascii_uppercase()).unwrap_or_default()
     }
@@ -27,7 +26,6 @@ impl Request {
     }
 
     /// Command and arguments, as the client sent them.
-    #[must_use]
     pub fn args(&self) -> &[Vec<u8>] {
         &self.args
     }
@@ -59,27 +57,23 @@ impl Matcher {
     }
 
     /// Matches all requests.
-    #[must_use]
     pub fn any() -> Self {
         Self::new(|_| true)
     }
 
     /// Matches the requests with this command, in capitals or not.
-    #[must_use]
     pub fn command(name: impl Into<String>) -> Self {
         let name = name.into().to_ascii_uppercase();
         Self::new(move |request| request.name() == name)
     }
 
     /// Matches the requests with the bytes in an argument.
-    #[must_use]
     pub fn containing(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self::new(move |request| request.contains(&bytes))
     }
 
     /// Matches the requests that both matchers match.
-    #[must_use]
     pub fn and(self, other: impl Into<Self>) -> Self {
         let other = other.into();
         Self::new(move |request| self.matches(request) && other.matches(request))

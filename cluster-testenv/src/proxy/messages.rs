@@ -3,12 +3,11 @@
 use super::wire;
 
 /// Messages that the proxy still has to drop.
-#[derive(Debug, Default)]
-pub(super) struct LostMessages {
+#[derive(Default)]
+pub struct LostMessages {
     of: Vec<Loss>,
 }
 
-#[derive(Debug)]
 struct Loss {
     /// Text that the channel's name contains.
     channel: Vec<u8>,
@@ -17,16 +16,16 @@ struct Loss {
 }
 
 impl LostMessages {
-    pub(super) fn lose(&mut self, channel: Vec<u8>, count: usize) {
+    pub fn lose(&mut self, channel: Vec<u8>, count: usize) {
         self.of.push(Loss { channel, left: count, lost: 0 });
     }
 
-    pub(super) fn count(&self, channel: &[u8]) -> usize {
+    pub fn count(&self, channel: &[u8]) -> usize {
         self.of.iter().filter(|loss| loss.channel == channel).map(|loss| loss.lost).sum()
     }
 
     /// Returns true if the proxy must drop this frame from a server. Only a push of version 3 is certainly a message.
-    pub(super) fn takes(&mut self, frame: &[u8]) -> bool {
+    pub fn takes(&mut self, frame: &[u8]) -> bool {
         let (kind, [word, channel]) = wire::head(frame);
         if kind != b'>' || !matches!(word, b"message" | b"smessage") {
             return false;

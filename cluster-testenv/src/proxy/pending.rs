@@ -12,15 +12,14 @@ use super::{
 };
 
 /// Replies that a connection waits for.
-#[derive(Debug, Default)]
-pub(super) struct PendingReplies {
+#[derive(Default)]
+pub struct PendingReplies {
     queue: VecDeque<Pending>,
     subscriptions: HashSet<(Subscribed, Vec<u8>)>,
     /// True after the first push of version 3 on this connection. From then on, a list is always an answer.
     has_pushes: bool,
 }
 
-#[derive(Debug)]
 struct Pending {
     awaited: Awaited,
     rule: Option<Rule>,
@@ -36,7 +35,7 @@ enum Subscribed {
 
 /// Message that confirms the begin or the end of a subscription, or reports that the server ended the subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Confirmation {
+pub struct Confirmation {
     to: Subscribed,
     is_end: bool,
 }
@@ -58,7 +57,7 @@ impl Confirmation {
 
 /// Answer that a request awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Awaited {
+pub enum Awaited {
     Reply,
     /// A number of confirmations (`left`), or all confirmations until no subscription of this kind remains.
     Confirmations {
@@ -70,7 +69,7 @@ pub(super) enum Awaited {
 }
 
 impl Awaited {
-    pub(super) fn by(request: &Request) -> Self {
+    pub fn by(request: &Request) -> Self {
         let args = request.args().len() - 1;
         let second = request.args().get(1).map(|arg| arg.to_ascii_uppercase()).unwrap_or_default();
         let name = request.name();
@@ -88,39 +87,39 @@ impl Awaited {
 }
 
 impl PendingReplies {
-    pub(super) fn expect(&mut self, awaited: Awaited, rule: Option<Rule>) {
+    pub fn expect(&mut self, awaited: Awaited, rule: Option<Rule>) {
         self.queue.push_back(Pending { awaited, rule });
     }
 
     /// Returns true if the proxy forwards all bytes of the server unparsed from now on.
-    pub(super) fn is_stream(&self) -> bool {
+    pub fn is_stream(&self) -> bool {
         self.queue.front().is_some_and(|pending| pending.awaited == Awaited::Stream)
     }
 
     /// Returns true if a rule waits for one of the replies.
-    pub(super) fn is_watched(&self) -> bool {
+    pub fn is_watched(&self) -> bool {
         self.queue.iter().any(|pending| pending.rule.is_some())
     }
 
-    pub(super) fn has(&self, id: RuleId) -> bool {
+    pub fn has(&self, id: RuleId) -> bool {
         self.queue.iter().any(|pending| pending.rule.as_ref().is_some_and(|rule| rule.id == id))
     }
 
     /// Stops a rule from holding the reply.
-    pub(super) fn forget(&mut self, id: RuleId) {
+    pub fn forget(&mut self, id: RuleId) {
         let is_meant = |rule: &Rule| rule.id == id && rule.action != Action::HoldRequest;
         let rules = self.queue.iter_mut().map(|pending| &mut pending.rule);
         rules.filter(|rule| rule.as_ref().is_some_and(is_meant)).for_each(|rule| *rule = None);
     }
 
     /// Changes the action on the reply that a rule waits for.
-    pub(super) fn change(&mut self, id: RuleId, action: Action) {
+    pub fn change(&mut self, id: RuleId, action: Action) {
         let rules = self.queue.iter_mut().filter_map(|pending| pending.rule.as_mut());
         rules.filter(|rule| rule.id == id).for_each(|rule| rule.action = action);
     }
 
     /// Counts a reply of the server, and returns the rule that waits for this reply.
-    pub(super) fn answer(&mut self, reply: &[u8]) -> Option<Rule> {
+    pub fn answer(&mut self, reply: &[u8]) -> Option<Rule> {
         let (kind, [word, channel]) = wire::head(reply);
         self.has_pushes |= kind == b'>';
         // On a subscribed connection of version 2, such a list can be no answer to another request.

@@ -14,8 +14,8 @@ use super::{
 use crate::{Error, Result};
 
 /// Action on a request, or on its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Action {
     HoldRequest,
     HoldReply,
     /// The proxy drops the reply and resets the connection.
@@ -28,7 +28,7 @@ pub(super) enum Action {
 
 /// Progress of the request of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub enum Stage {
     Awaited,
     /// The request is at the proxy.
     Seen,
@@ -38,18 +38,18 @@ pub(super) enum Stage {
 
 /// Stage of one rule, for threads that wait for it.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub struct Progress {
     stage: Mutex<Stage>,
     changed: Condvar,
 }
 
 impl Progress {
-    pub(super) fn reach(&self, stage: Stage) {
+    pub fn reach(&self, stage: Stage) {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage;
         self.changed.notify_all();
     }
 
-    pub(super) fn wait_for(&self, stage: Stage, what: &str, bound: Duration) -> Result<()> {
+    pub fn wait_for(&self, stage: Stage, what: &str, bound: Duration) -> Result<()> {
         let reached = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_timeout_while(reached, bound, |reached| *reached < stage);
         let (reached, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -59,19 +59,18 @@ impl Progress {
 
 /// Number that identifies a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RuleId(u64);
+pub struct RuleId(u64);
 
 /// Rule without its matcher. The rule stays with the request that it has taken.
-#[derive(Clone, Debug)]
-pub(super) struct Rule {
-    pub(super) id: RuleId,
-    pub(super) action: Action,
-    pub(super) progress: Arc<Progress>,
+#[derive(Clone)]
+pub struct Rule {
+    pub id: RuleId,
+    pub action: Action,
+    pub progress: Arc<Progress>,
 }
 
 /// Count of the requests that a matcher matches. Waiting callers ask for it again and again on the thread that carries
 /// the traffic. So the thread compares each request only once.
-#[derive(Debug)]
 struct Counted {
     /// Matcher whose address stays unique as long as this copy lives.
     matcher: Matcher,
@@ -80,21 +79,21 @@ struct Counted {
 }
 
 /// Rules that wait for a request, the requests that came, and the limit of scripts.
-#[derive(Debug, Default)]
-pub(super) struct Rules {
+#[derive(Default)]
+pub struct Rules {
     armed: Vec<(Matcher, Rule)>,
     armed_ever: u64,
     /// Commands that replace all requests that a matcher matches, in RESP.
     replacements: Vec<(Matcher, Vec<u8>)>,
     seen: Vec<Request>,
-    pub(super) limit: ScriptLimit,
-    pub(super) messages: LostMessages,
+    pub limit: ScriptLimit,
+    pub messages: LostMessages,
     /// Counts by the address of their matcher.
     counted: HashMap<usize, Counted>,
 }
 
 impl Rules {
-    pub(super) fn arm(&mut self, matcher: Matcher, action: Action) -> Rule {
+    pub fn arm(&mut self, matcher: Matcher, action: Action) -> Rule {
         self.armed_ever += 1;
         let progress = Arc::new(Progress { stage: Mutex::new(Stage::Awaited), changed: Condvar::new() });
         let rule = Rule { id: RuleId(self.armed_ever), action, progress };
@@ -102,27 +101,27 @@ impl Rules {
         rule
     }
 
-    pub(super) fn disarm(&mut self, id: RuleId) {
+    pub fn disarm(&mut self, id: RuleId) {
         self.armed.retain(|(_, rule)| rule.id != id);
     }
 
-    pub(super) fn replace(&mut self, matcher: Matcher, command: Vec<u8>) {
+    pub fn replace(&mut self, matcher: Matcher, command: Vec<u8>) {
         self.replacements.push((matcher, command));
     }
 
     /// Returns the command that the server gets in place of the request.
-    pub(super) fn replacement(&self, request: &Request) -> Option<Vec<u8>> {
+    pub fn replacement(&self, request: &Request) -> Option<Vec<u8>> {
         let found = self.replacements.iter().find(|(matcher, _)| matcher.matches(request));
         found.map(|(_, command)| command.clone())
     }
 
     /// Stores a request that no rule takes.
-    pub(super) fn note(&mut self, request: Request) {
+    pub fn note(&mut self, request: Request) {
         self.seen.push(request);
     }
 
     /// Stores the request, and takes the oldest rule that waits for it.
-    pub(super) fn see(&mut self, request: Request) -> Option<Rule> {
+    pub fn see(&mut self, request: Request) -> Option<Rule> {
         let index = self.armed.iter().position(|(matcher, _)| matcher.matches(&request));
         self.note(request);
         let rule = index.map(|index| self.armed.remove(index).1)?;
@@ -130,7 +129,7 @@ impl Rules {
         Some(rule)
     }
 
-    pub(super) fn count_seen(&mut self, matcher: &Matcher) -> usize {
+    pub fn count_seen(&mut self, matcher: &Matcher) -> usize {
         let new = || Counted { matcher: matcher.clone(), count: 0, known: 0 };
         let counted = self.counted.entry(matcher.address()).or_insert_with(new);
         let unknown = self.seen.iter().skip(counted.known);
@@ -139,7 +138,7 @@ impl Rules {
         counted.count
     }
 
-    pub(super) fn forget_seen(&mut self) {
+    pub fn forget_seen(&mut self) {
         self.seen.clear();
         self.counted.clear();
     }

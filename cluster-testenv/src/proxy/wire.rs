@@ -2,10 +2,10 @@
 
 /// The bytes are not RESP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotResp;
+pub struct NotResp;
 
 /// Returns the length of the first reply or request in `bytes`. Returns `None` while a part of it is missing.
-pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
+pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     let mut at = 0;
     let mut frames_left = 1_usize;
     while frames_left > 0 {
@@ -27,7 +27,7 @@ pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
 }
 
 /// Returns the length of the first request in `bytes`, which may be an inline request (`PING\r\n`).
-pub(super) fn request_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
+pub fn request_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
     match bytes.first() {
         None => Ok(None),
         Some(b'*') => frame_length(bytes),
@@ -40,7 +40,7 @@ pub(super) fn request_length(bytes: &[u8]) -> Result<Option<usize>, NotResp> {
 }
 
 /// Returns the arguments of a whole request.
-pub(super) fn request_args(request: &[u8]) -> Vec<Vec<u8>> {
+pub fn request_args(request: &[u8]) -> Vec<Vec<u8>> {
     if request.first() != Some(&b'*') {
         let words = request.split(u8::is_ascii_whitespace);
         return words.filter(|word| !word.is_empty()).map(<[u8]>::to_vec).collect();
@@ -57,7 +57,7 @@ pub(super) fn request_args(request: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Returns the first character of a whole reply, and its first two elements if it is an array or push of texts.
-pub(super) fn head(reply: &[u8]) -> (u8, [&[u8]; 2]) {
+pub fn head(reply: &[u8]) -> (u8, [&[u8]; 2]) {
     let kind = reply.first().copied().unwrap_or_default();
     let mut texts: [&[u8]; 2] = [&[]; 2];
     let is_list = matches!(kind, b'*' | b'>');

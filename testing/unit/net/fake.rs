@@ -1,25 +1,28 @@
 //! Servers for tests, in this process: the test sets their answers, and when they come.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::address::parse_one;
+use super::address::{parse_all, parse_one};
+use super::fleet::Fleet;
 use super::node::{Limits, Node, Reports, Role};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::options::Options;
-use crate::base::topology::Tls;
+use crate::base::topology::{Access, Tls};
 
 #[cfg(feature = "tls")]
-pub(super) mod tls;
+pub mod tls;
 
 /// Returns the answer to `HELLO`.
-pub(super) fn hello(mode: &str) -> String {
+pub fn hello(mode: &str) -> String {
     hello_as(mode, "master")
 }
 
@@ -33,10 +36,10 @@ fn hello_as(mode: &str, role: &str) -> String {
 /// Answer to each script.
 const OK: &str = "$17\r\nok - 1700000000 0\r\n";
 
-pub(super) const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
+pub const TIME: &str = "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n";
 
 /// Returns the complete command that begins at `from`, and its end.
-pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> {
+pub fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> {
     let text = std::str::from_utf8(said.get(from..)?).ok()?;
     let mut lines = text.split_inclusive("\r\n");
     let mut end = from;
@@ -55,19 +58,19 @@ pub(super) fn command(said: &[u8], from: usize) -> Option<(Vec<String>, usize)> 
 }
 
 /// Returns a push about a channel.
-pub(super) fn push_of(kind: &str, channel: &str) -> String {
+pub fn push_of(kind: &str, channel: &str) -> String {
     format!(">3\r\n${}\r\n{kind}\r\n${}\r\n{channel}\r\n:1\r\n", kind.len(), channel.len())
 }
 
 /// Listens on a free port.
-pub(super) async fn listening() -> (TcpListener, SocketAddr) {
+pub async fn listening() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("bound");
     (listener, addr)
 }
 
 /// Starts a server with this answer to each command, by the number of its connection. Returns the address.
-pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send + Sync + 'static) -> SocketAddr {
+pub async fn answering(answer: impl Fn(usize, &[String]) -> String + Send + Sync + 'static) -> SocketAddr {
     let ((listener, addr), answer) = (listening().await, Arc::new(answer));
     tokio::spawn(async move {
         for connection in 0.. {
@@ -90,15 +93,22 @@ pub(super) async fn answering(answer: impl Fn(usize, &[String]) -> String + Send
 }
 
 /// Returns a node for a server in this process.
-pub(super) fn node_at(addr: SocketAddr, options: &Options, role: Role, background: BackgroundRuntime) -> Arc<Node> {
+pub fn node_at(addr: SocketAddr, options: &Options, role: Role, background: BackgroundRuntime) -> Arc<Node> {
     let info = parse_one(&format!("redis://{addr}"), &Tls::new()).expect("a URL");
     let limits = Limits::new(options, role);
     Arc::new(Node::new(&addr.to_string(), info, limits, background, Reports::for_test()))
 }
 
+/// Returns a cluster at these seeds.
+pub fn fleet_at(urls: &[String], options: &Options) -> Arc<Fleet> {
+    let background = BackgroundRuntime::On(Handle::current());
+    let infos = parse_all(urls, &Tls::new()).expect("URLs");
+    Fleet::cluster(infos, &Access::default(), Reports::for_test(), options, background).expect("a cluster")
+}
+
 /// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is
 /// one second, or as many as are given there.
-pub(super) fn randomness() -> (fastrand::Rng, Duration) {
+pub fn randomness() -> (fastrand::Rng, Duration) {
     let given = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let seed = given("REDIS_RWLOCK_FUZZ_SEED").unwrap_or_else(|| fastrand::u64(..));
     println!("REDIS_RWLOCK_FUZZ_SEED={seed}");
@@ -108,7 +118,7 @@ pub(super) fn randomness() -> (fastrand::Rng, Duration) {
 
 /// Pace of the answers to scripts. All else is answered at once, unless the server answers nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pace {
+pub enum Pace {
     /// No request is answered at all.
     Never,
     /// Number of answers at a time, and the pause behind them.
@@ -116,8 +126,8 @@ pub(super) enum Pace {
 }
 
 /// Server on which every script succeeds.
-pub(super) struct Fake {
-    pub(super) addr: SocketAddr,
+pub struct Fake {
+    pub addr: SocketAddr,
     pace: watch::Sender<Pace>,
     counts: Arc<Counts>,
 }
@@ -136,42 +146,42 @@ struct Counts {
 }
 
 impl Fake {
-    pub(super) async fn start(pace: Pace) -> Self {
+    pub async fn start(pace: Pace) -> Self {
         let (listener, addr) = listening().await;
         let (pace, paces) = watch::channel(pace);
         let counts = Arc::<Counts>::default();
         let serving = Arc::clone(&counts);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                serving.connections.fetch_add(1, Ordering::SeqCst);
+                serving.connections.fetch_add(1, SeqCst);
                 tokio::spawn(serve(stream, paces.clone(), Arc::clone(&serving)));
             }
         });
         Self { addr, pace, counts }
     }
 
-    pub(super) fn set(&self, pace: Pace) {
+    pub fn set(&self, pace: Pace) {
         self.pace.send_replace(pace);
     }
 
-    pub(super) fn connections(&self) -> usize {
-        self.counts.connections.load(Ordering::SeqCst)
+    pub fn connections(&self) -> usize {
+        self.counts.connections.load(SeqCst)
     }
 
-    pub(super) fn scripts(&self) -> usize {
-        self.counts.scripts.load(Ordering::SeqCst)
+    pub fn scripts(&self) -> usize {
+        self.counts.scripts.load(SeqCst)
     }
 
-    pub(super) fn forget_scripts(&self) {
-        self.counts.knows_none.store(true, Ordering::SeqCst);
+    pub fn forget_scripts(&self) {
+        self.counts.knows_none.store(true, SeqCst);
     }
 
-    pub(super) fn follows_another(&self) {
-        self.counts.is_replica.store(true, Ordering::SeqCst);
+    pub fn follows_another(&self) {
+        self.counts.is_replica.store(true, SeqCst);
     }
 
-    pub(super) fn peak(&self) -> usize {
-        self.counts.peak.load(Ordering::SeqCst)
+    pub fn peak(&self) -> usize {
+        self.counts.peak.load(SeqCst)
     }
 }
 
@@ -187,8 +197,8 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
                 done = end;
                 let name = words[0].to_ascii_uppercase();
                 if name.starts_with("EVAL") {
-                    let scripts = seen.scripts.fetch_add(1, Ordering::SeqCst) + 1;
-                    seen.peak.fetch_max(scripts - seen.answered.load(Ordering::SeqCst), Ordering::SeqCst);
+                    let scripts = seen.scripts.fetch_add(1, SeqCst) + 1;
+                    seen.peak.fetch_max(scripts - seen.answered.load(SeqCst), SeqCst);
                 }
                 if take.send(name).is_err() {
                     return;
@@ -202,7 +212,7 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
             return;
         }
         let answer = match name.as_str() {
-            "HELLO" if counts.is_replica.load(Ordering::SeqCst) => hello_as("standalone", "replica"),
+            "HELLO" if counts.is_replica.load(SeqCst) => hello_as("standalone", "replica"),
             "HELLO" => hello("standalone"),
             "TIME" => TIME.to_owned(),
             // The user may not ask, and the server is no member of a cluster.
@@ -214,13 +224,13 @@ async fn serve(stream: TcpStream, mut pace: watch::Receiver<Pace>, counts: Arc<C
                     tokio::time::sleep(pause).await;
                 }
                 since_pause += 1;
-                counts.answered.fetch_add(1, Ordering::SeqCst);
+                counts.answered.fetch_add(1, SeqCst);
                 if name == "EVAL" {
-                    counts.knows_none.store(false, Ordering::SeqCst);
+                    counts.knows_none.store(false, SeqCst);
                 }
-                if counts.is_replica.load(Ordering::SeqCst) {
+                if counts.is_replica.load(SeqCst) {
                     "-READONLY You can't write against a read only replica.\r\n".to_owned()
-                } else if counts.knows_none.load(Ordering::SeqCst) {
+                } else if counts.knows_none.load(SeqCst) {
                     "-NOSCRIPT no\r\n".to_owned()
                 } else {
                     OK.to_owned()

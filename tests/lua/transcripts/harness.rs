@@ -35,15 +35,16 @@
 //! | `none of 0 to 5, forced 3` | first and last token of the key; last token of the last force |
 //! | `b c: granted 5 for 7s` `b: may ask` `recall 5 by t` | messages to waiters, and to the caching process |
 //! | `held, unpublished` | the answer reports that the server has refused a message |
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Clients of the timestamp scheme rely on these limits.
-pub(crate) const READ_LIMIT_MS: u64 = 4_000;
-pub(crate) const WRITE_LIMIT_MS: u64 = 6_000;
+pub const READ_LIMIT_MS: u64 = 4_000;
+pub const WRITE_LIMIT_MS: u64 = 6_000;
 /// The channel of a waiter has the first 32 characters of its id.
-pub(crate) const MANAGER: &str = "0123456789abcdef0123456789abcdef";
+pub const MANAGER: &str = "0123456789abcdef0123456789abcdef";
 /// Start of each scenario: the year 2050, so no server removes a key on its own. Many numbers divide it.
 const START_US: u64 = 2_524_608_000_000_000;
 const LEASE_MS: u64 = 10_000;
@@ -65,43 +66,43 @@ const FILES: [(&str, &str); 11] = [
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Side {
+pub enum Side {
     Read,
     Write,
 }
 
 /// Wishes of a request, as the scripts get them.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
-    pub(crate) id: String,
-    pub(crate) side: Side,
-    pub(crate) lease_ms: u64,
+pub struct Wish {
+    pub id: String,
+    pub side: Side,
+    pub lease_ms: u64,
     /// 0 if the request does not wait.
-    pub(crate) waiter_ms: u64,
-    pub(crate) is_try: bool,
-    pub(crate) tokens: u64,
-    pub(crate) caches: bool,
-    pub(crate) not_after_ms: u64,
+    pub waiter_ms: u64,
+    pub is_try: bool,
+    pub tokens: u64,
+    pub caches: bool,
+    pub not_after_ms: u64,
     /// Lowest token, and true if the token of a live hold is raised to it.
-    pub(crate) floor: Option<(u64, bool)>,
+    pub floor: Option<(u64, bool)>,
     /// Time until which a renewed hold lasts, or a released one rests.
-    pub(crate) rest_until_ms: Option<u64>,
+    pub rest_until_ms: Option<u64>,
 }
 
 /// View that a force ends.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) token: u64,
-    pub(crate) write_ms: u64,
-    pub(crate) read_ms: u64,
-    pub(crate) ids: Vec<String>,
+pub struct Seen {
+    pub token: u64,
+    pub write_ms: u64,
+    pub read_ms: u64,
+    pub ids: Vec<String>,
     /// Highest token that any of several servers has shown.
-    pub(crate) highest: Option<u64>,
+    pub highest: Option<u64>,
 }
 
 impl Seen {
     /// Returns what a reply to `inspect` shows.
-    pub(crate) fn of(text: &str, rows: &[String]) -> Self {
+    pub fn of(text: &str, rows: &[String]) -> Self {
         let words = numbers(text);
         let holders = rows.iter().filter_map(|row| row.strip_prefix("hold "));
         let ids = holders.filter_map(|row| row.split(' ').next()).map(str::to_owned).collect();
@@ -110,7 +111,7 @@ impl Seen {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub enum Step {
     Acquire(Wish),
     Release { id: String, rest_until_ms: Option<u64> },
     Renew { id: String, lease_ms: u64, tokens: Option<u64>, rest_until_ms: Option<u64> },
@@ -130,30 +131,30 @@ pub(crate) enum Step {
 /// Reply of a script without the id and the time, its rows, and the messages that were published. Recalls begin with
 /// `call`. For a client of the timestamp scheme the reply is `1` or `0`.
 #[derive(Default, PartialEq, Eq, Debug)]
-pub(crate) struct Answer {
-    pub(crate) text: String,
-    pub(crate) rows: Vec<String>,
-    pub(crate) messages: Vec<String>,
+pub struct Answer {
+    pub text: String,
+    pub rows: Vec<String>,
+    pub messages: Vec<String>,
     /// True if the reply reports that the server has refused a message.
-    pub(crate) is_unpublished: bool,
+    pub is_unpublished: bool,
 }
 
 /// One lock on a server.
-pub(crate) trait Server {
+pub trait Server {
     /// Executes a step when the server's clock shows `now_us`.
     fn run(&mut self, now_us: u64, step: &Step) -> Answer;
 }
 
 /// Limit of a scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Limit {
+pub enum Limit {
     Usual,
     TwoRecords,
 }
 
 /// Plays all scenarios for the server with this name, each on a new lock, and returns their number. Panics with the true
 /// transcripts of those that differ.
-pub(crate) fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S) -> usize {
+pub fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S) -> usize {
     let (mut wrong, mut count) = (String::new(), 0);
     for (file, text) in FILES {
         let (mut servers, mut limit) = (Vec::new(), Limit::Usual);
@@ -257,7 +258,7 @@ impl<S: Server> Scenario<S> {
             }
             _ => return,
         };
-        let view = self.server.run(self.now_us, &Step::Inspect);
+        let view = self.inspect();
         let remaining_ms = deadline_ms.saturating_sub(self.now_us / 1000);
         let is_it = |row: &String| match row.split(' ').collect::<Vec<_>>()[..] {
             ["hold", holder, letter, since, ms, ..] => {
@@ -278,6 +279,10 @@ impl<S: Server> Scenario<S> {
         }
     }
 
+    fn inspect(&mut self) -> Answer {
+        self.server.run(self.now_us, &Step::Inspect)
+    }
+
     fn apply(&mut self, words: &[&str]) -> Vec<(String, Vec<String>)> {
         match words {
             ["advance", time] => {
@@ -285,14 +290,13 @@ impl<S: Server> Scenario<S> {
                 Vec::new()
             }
             ["inspect"] => {
-                let view = self.server.run(self.now_us, &Step::Inspect);
+                let view = self.inspect();
                 self.seen = Seen::of(&view.text, &view.rows);
                 vec![(self.text(&view, 0), Vec::new())]
             }
             ["force"] => {
-                let view = self.server.run(self.now_us, &Step::Inspect);
-                self.seen = Seen::of(&view.text, &view.rows);
-                vec![self.run(&Step::Force(self.seen.clone()), 0)]
+                self.apply(&["inspect"]);
+                self.apply(&["force", "seen"])
             }
             ["force", "seen"] => vec![self.run(&Step::Force(self.seen.clone()), 0)],
             ["force", "shown", token, "highest", highest, ids @ ..] => {
@@ -367,18 +371,17 @@ impl<S: Server> Scenario<S> {
         match words {
             ["releases" | "release", rest @ ..] => {
                 self.read_options(&mut wish, rest);
-                self.run(&Step::Release { id: full(id), rest_until_ms: wish.rest_until_ms }, 0)
+                self.run(&Step::Release { id: wish.id, rest_until_ms: wish.rest_until_ms }, 0)
             }
             ["renews" | "renew", rest @ ..] => {
                 wish.tokens = 0;
                 self.read_options(&mut wish, rest);
                 let tokens = wish.caches.then_some(wish.tokens);
                 let (lease_ms, rest_until_ms) = (wish.lease_ms, wish.rest_until_ms);
-                self.run(&Step::Renew { id: full(id), lease_ms, tokens, rest_until_ms }, lease_ms)
+                self.run(&Step::Renew { id: wish.id, lease_ms, tokens, rest_until_ms }, lease_ms)
             }
             ["notes" | "note", count, text @ ..] => {
-                let step = Step::Note { id: full(id), number: number(count), text: text.join(" ") };
-                self.run(&step, 0)
+                self.run(&Step::Note { id: wish.id, number: number(count), text: text.join(" ") }, 0)
             }
             ["becomes", side @ ("reader" | "writer"), new, rest @ ..] => {
                 (wish.id, wish.side) = (full(new), side_of(side));
@@ -396,40 +399,41 @@ impl<S: Server> Scenario<S> {
         }
     }
 
-    fn read_options(&self, wish: &mut Wish, mut words: &[&str]) {
-        while !words.is_empty() {
-            words = match words {
-                ["lease", time, rest @ ..] => {
-                    wish.lease_ms = ms(time);
-                    rest
-                }
-                ["tokens", count, rest @ ..] => {
-                    wish.tokens = number(count);
-                    rest
-                }
-                ["cached", rest @ ..] => {
-                    wish.caches = true;
-                    rest
-                }
-                ["by", time, rest @ ..] => {
-                    wish.not_after_ms = (self.now_us / 1000).wrapping_add_signed(us(time) / 1000);
-                    rest
-                }
-                ["until", time, rest @ ..] => {
-                    wish.rest_until_ms = Some((START_US / 1000).wrapping_add_signed(us(time) / 1000));
-                    rest
-                }
-                ["above", token, rest @ ..] => {
-                    wish.floor = Some((self.token(token), false));
-                    rest
-                }
-                ["raised", "to", token, rest @ ..] => {
-                    wish.floor = Some((self.token(token), true));
-                    rest
-                }
-                other => panic!("no options: {other:?}"),
+    fn read_options(&self, wish: &mut Wish, words: &[&str]) {
+        let at = |start_us: u64, time: &str| (start_us / 1000).wrapping_add_signed(us(time) / 1000);
+        let rest = match words {
+            ["lease", time, rest @ ..] => {
+                wish.lease_ms = ms(time);
+                rest
             }
-        }
+            ["tokens", count, rest @ ..] => {
+                wish.tokens = number(count);
+                rest
+            }
+            ["cached", rest @ ..] => {
+                wish.caches = true;
+                rest
+            }
+            ["by", time, rest @ ..] => {
+                wish.not_after_ms = at(self.now_us, time);
+                rest
+            }
+            ["until", time, rest @ ..] => {
+                wish.rest_until_ms = Some(at(START_US, time));
+                rest
+            }
+            ["above", token, rest @ ..] => {
+                wish.floor = Some((self.token(token), false));
+                rest
+            }
+            ["raised", "to", token, rest @ ..] => {
+                wish.floor = Some((self.token(token), true));
+                rest
+            }
+            [] => return,
+            other => panic!("no options: {other:?}"),
+        };
+        self.read_options(wish, rest);
     }
 
     /// Reads a token, `<seconds>s+<microseconds>`.
@@ -441,7 +445,7 @@ impl<S: Server> Scenario<S> {
 
     /// Looks at the lock. The server changes nothing.
     fn look(&mut self) -> String {
-        let view = self.server.run(self.now_us, &Step::Inspect);
+        let view = self.inspect();
         let words = numbers(&view.text);
         let (mut clients, mut parts) = (Vec::new(), Vec::new());
         let mut rows = view.rows.iter();

@@ -1,7 +1,7 @@
 //! Server whose answers change at random on their way. Nothing may panic, and no call may get another one's answer. The
 //! node has to serve again as soon as the server is well.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Instant;
 
 use fastrand::Rng;
@@ -68,7 +68,7 @@ async fn serve(mut stream: TcpStream, mut random: Rng, is_well: Arc<AtomicBool>)
             done = end;
             let whole = answer(&words).into_bytes();
             let mut sent = whole.clone();
-            if random.u8(..30) == 0 && !is_well.load(Ordering::SeqCst) {
+            if random.u8(..30) == 0 && !is_well.load(SeqCst) {
                 mutate(&mut sent, &before, &mut random);
             }
             before = whole;
@@ -151,7 +151,7 @@ async fn mutated_replies_are_never_those_of_others() {
     let answered: usize = join_all(callers).await.into_iter().sum();
     println!("{answered} answers within {time:?}");
     assert!(answered > 0, "most answers are not changed");
-    is_well.store(true, Ordering::SeqCst);
+    is_well.store(true, SeqCst);
     let back = Instant::now();
     for way in 0..4 {
         while count(&ask(node, &format!("well-{way}"), way).await) == 0 {

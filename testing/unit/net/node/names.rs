@@ -37,7 +37,7 @@ impl Pair {
         let start = || Server::builder(version).arg("--repl-diskless-sync-delay", "0").start().expect("it starts");
         let (replica, primary) = (start(), start());
         follow(&replica, &primary);
-        until("a replica", async || says(&replica, "master_link_status:up")).await;
+        until("a replica", async || info(&replica).contains("master_link_status:up")).await;
         let name = format!("pair-{}.test:{}", primary.port(), primary.port());
         set(&name, vec![replica.addr(), primary.addr()], Duration::ZERO);
         Self { replica, primary, name }
@@ -67,10 +67,6 @@ fn follow(replica: &Server, primary: &Server) {
 
 fn info(server: &Server) -> String {
     ask(server, &["INFO", "replication"]).text().expect("a text").into_owned()
-}
-
-fn says(server: &Server, line: &str) -> bool {
-    info(server).contains(line)
 }
 
 fn offset(server: &Server) -> Option<String> {

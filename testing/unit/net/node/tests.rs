@@ -1,9 +1,9 @@
 //! Tests against servers that are slow or silent: how many requests they get, from which callers, and which callers
 //! wait.
 
-use std::task::{Context, Waker};
 use std::time::Instant;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::runtime::{Builder, Runtime};
 
@@ -55,6 +55,19 @@ fn runtime() -> Runtime {
 
 fn current_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Starts a server that has answered a call, and answers nothing any more, as its node has found out.
+async fn silenced() -> (Fake, Arc<Node>) {
+    let (fake, node) = served(AT_ONCE).await;
+    call(&node).await.expect("answered");
+    falls_silent(&fake, &node).await;
+    (fake, node)
+}
+
+async fn falls_silent(fake: &Fake, node: &Node) {
+    fake.set(Pace::Never);
+    assert!(matches!(call(node).await, Err(Fault::Unknown { .. })));
 }
 
 /// Counts the errors among the answers to so many calls at once.
@@ -149,7 +162,7 @@ fn runtime_that_stands_still_keeps_no_connection_apart_from_others() {
     let mut pending: Vec<_> = (0..apart::MAX_APART).map(|_| Box::pin(node.call_apart(&long))).collect();
     stands.block_on(async {
         for future in &mut pending {
-            assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has a place");
+            assert!(future.now_or_never().is_none(), "it has a place");
         }
     });
     fake.set(AT_ONCE);
@@ -166,8 +179,7 @@ fn node_whose_runtime_has_ended_is_probed_by_nobody() {
     drop(ends);
     servers.block_on(async {
         call(&node).await.expect("answered");
-        fake.set(Pace::Never);
-        assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
+        falls_silent(&fake, &node).await;
         assert!(matches!(call(&node).await, Err(Fault::NotSent(_))), "nobody has its word");
     });
 }
@@ -180,7 +192,7 @@ async fn futures_that_nobody_polls_keep_no_room_from_others() {
     let mut unpolled: Vec<_> =
         (0..MAX_IN_FLIGHT).map(|_| Box::pin(node.call(&call_of_ours, Admission::Owner, Precedence::InTurn))).collect();
     for future in &mut unpolled {
-        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "it has been sent");
+        assert!(future.now_or_never().is_none(), "it has been sent");
     }
     tokio::time::timeout(RESPONSE_TIMEOUT * 6, call(&node))
         .await
@@ -204,10 +216,7 @@ async fn request_without_an_answer_in_time_leaves_a_connection_that_answers_othe
 
 #[tokio::test]
 async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
-    let (fake, node) = served(AT_ONCE).await;
-    call(&node).await.expect("answered");
-    fake.set(Pace::Never);
-    assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
+    let (fake, node) = silenced().await;
     assert!(node.server_contact().is_silent);
     let (scripts, connections) = (fake.scripts(), fake.connections());
     let waiting: Vec<_> = (0..500)
@@ -238,10 +247,7 @@ async fn silent_node_is_asked_by_one_and_answers_all_who_waited() {
 
 #[tokio::test]
 async fn node_that_nobody_asks_is_not_probed() {
-    let (fake, node) = served(AT_ONCE).await;
-    call(&node).await.expect("answered");
-    fake.set(Pace::Never);
-    assert!(matches!(call(&node).await, Err(Fault::Unknown { .. })));
+    let (fake, node) = silenced().await;
     // One probe may have begun.
     tokio::time::sleep(RESPONSE_TIMEOUT * 2).await;
     let connections = fake.connections();

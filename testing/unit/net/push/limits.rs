@@ -12,7 +12,7 @@ struct Asked {
 }
 
 /// Starts a server that confirms commands about channels, and sends more behind each confirmation of a subscription.
-async fn server_that_says_more(more: fn(&str) -> String) -> (String, Arc<Asked>) {
+async fn server_that_says_more(more: fn(&str) -> String) -> (SocketAddr, Arc<Asked>) {
     let asked = Arc::<Asked>::default();
     let counts = Arc::clone(&asked);
     let answer = move |connection: usize, words: &[String]| {
@@ -25,15 +25,15 @@ async fn server_that_says_more(more: fn(&str) -> String) -> (String, Arc<Asked>)
             _ => "+OK\r\n".to_owned(),
         }
     };
-    (format!("redis://{}", fake::answering(answer).await), asked)
+    (fake::answering(answer).await, asked)
 }
 
 /// Each would be a stored name, and a request that ends it.
 #[tokio::test]
 async fn confirmations_that_nobody_asked_for_cause_no_request_and_leave_nothing() {
     let others = |_: &str| (0..10_000).map(|number| fake::push_of("ssubscribe", &format!("other-{number}"))).collect();
-    let (url, asked) = server_that_says_more(others).await;
-    let (push, _node) = single(&url);
+    let (server, asked) = server_that_says_more(others).await;
+    let (push, _node) = single(server, pace());
     let _subscription = push.subscribe(0, "a", read);
     until("the connection is replaced twice", || asked.connections.load(Ordering::SeqCst) >= 3).await;
     let (commands, connections) = (asked.commands.load(Ordering::SeqCst), asked.connections.load(Ordering::SeqCst));
@@ -46,8 +46,8 @@ async fn confirmations_that_nobody_asked_for_cause_no_request_and_leave_nothing(
 
 #[tokio::test]
 async fn channel_that_its_server_ends_again_and_again_is_subscribed_at_a_bounded_pace() {
-    let (url, asked) = server_that_says_more(|channel| fake::push_of("sunsubscribe", channel)).await;
-    let (push, _node) = single(&url);
+    let (server, asked) = server_that_says_more(|channel| fake::push_of("sunsubscribe", channel)).await;
+    let (push, _node) = single(server, pace());
     let began = Instant::now();
     let _subscription = push.subscribe(0, "a", read);
     until("it was subscribed again", || asked.commands.load(Ordering::SeqCst) > 16).await;
@@ -61,8 +61,8 @@ async fn channel_that_its_server_ends_again_and_again_is_subscribed_at_a_bounded
 
 #[tokio::test]
 async fn messages_that_nobody_reads_are_kept_up_to_a_bound() {
-    let (url, asked) = server_that_says_more(|_| String::new()).await;
-    let (push, _node) = single(&url);
+    let (server, asked) = server_that_says_more(|_| String::new()).await;
+    let (push, _node) = single(server, pace());
     let subscription = confirmed(&push, "a").await.subscription;
     assert_eq!(asked.commands.load(Ordering::SeqCst), 1);
     let shared = shared(&push);

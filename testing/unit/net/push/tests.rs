@@ -3,6 +3,7 @@
 
 mod limits;
 
+use std::net::SocketAddr;
 use std::task::{Context, Wake, Waker};
 
 use cluster_testenv::{Cluster, Matcher, Node as Server, Sentinels, Server as Version, SlotMigration};
@@ -13,11 +14,11 @@ use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
 use crate::base::options::Options;
 use crate::base::recalls::{OnRecall, Recall};
-use crate::base::topology::{Access, Topology};
-use crate::net::address::{address_of, parse_all, parse_one};
+use crate::base::topology::{Access, Tls};
+use crate::net::address::parse_all;
 use crate::net::fake;
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Limits, Reports, Role};
+use crate::net::node::{Reports, Role};
 use crate::net::pushed::Pushed;
 
 /// Time limit that is far longer than anything a test waits for.
@@ -34,33 +35,23 @@ fn background() -> BackgroundRuntime {
     Handle::try_current().map_or(BackgroundRuntime::Process, BackgroundRuntime::On)
 }
 
-fn single(url: &str) -> (Push, Arc<Node>) {
-    single_at(url, pace())
-}
-
-fn single_at(url: &str, pace: Pace) -> (Push, Arc<Node>) {
-    let info = parse_one(url, &Topology::node(url).tls).expect("a URL");
-    let limits = Limits::new(&Options::default(), Role::Standalone);
-    let node = Node::new(&address_of(info.addr()), info, limits, background(), Reports::for_test());
-    let node = Arc::new(node);
+/// Subscribes at this server.
+fn single(server: SocketAddr, pace: Pace) -> (Push, Arc<Node>) {
+    let node = fake::node_at(server, &Options::default(), Role::Standalone, background());
     (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, background(), pace), node)
-}
-
-fn infos(urls: &[String]) -> Vec<redis::ConnectionInfo> {
-    parse_all(urls, &Topology::cluster(urls).tls).expect("URLs")
 }
 
 /// Starts a server, and subscribes at it.
 fn started(pace: Pace) -> (Server, Push, Arc<Node>) {
     let server = Server::start(Version::Redis70).expect("the server starts");
-    let (push, node) = single_at(&server.url(), pace);
+    let (push, node) = single(server.addr(), pace);
     (server, push, node)
 }
 
 /// Starts a server behind a proxy, and subscribes through the proxy.
 fn proxied(pace: Pace) -> (Server, Push, Arc<Node>) {
     let server = Server::builder(Version::Redis70).proxied().start().expect("the server starts");
-    let (push, node) = single_at(&server.proxy().url(), pace);
+    let (push, node) = single(server.proxy().addr(), pace);
     (server, push, node)
 }
 
@@ -80,9 +71,7 @@ impl Stage {
     async fn of(cluster: Result<Cluster, impl std::fmt::Debug>, pace: Pace) -> Self {
         let cluster = cluster.expect("the cluster starts");
         let options = Options { response_timeout: pace.response_timeout, ..Options::default() };
-        let fleet =
-            Fleet::cluster(infos(&cluster.urls()), &Access::default(), Reports::for_test(), &options, background())
-                .expect("a cluster");
+        let fleet = fake::fleet_at(&cluster.urls(), &options);
         assert!(fleet.ready().await.is_ok(), "the cluster answers");
         // A main connection made between a confirmation and a message would make the waiters ask once more.
         for primary in cluster.primaries() {
@@ -218,6 +207,15 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Waits in a thread of a test that must not hang. Returns true if the condition has come true.
+fn comes_true(mut condition: impl FnMut() -> bool) -> bool {
+    let began = Instant::now();
+    while !condition() && began.elapsed() < BOUND {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    condition()
+}
+
 fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
@@ -316,8 +314,7 @@ async fn a_connection_whose_replies_have_shifted_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_channel_moves_with_a_slot_that_moves_at_once() {
-    let cluster = Cluster::builder(Version::Valkey91).replicas(0).start();
-    let stage = Stage::of(cluster, pace()).await;
+    let stage = Stage::of(Cluster::builder(Version::Valkey91).replicas(0).start(), pace()).await;
     let (from, to) = stage.two_primaries();
     let channel = stage.channel_of(from);
     let slot = stage.cluster.keyslot(&channel);
@@ -346,8 +343,7 @@ async fn a_channel_that_its_server_gave_up_is_subscribed_again_when_it_is_taken_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_channel_follows_a_failover() {
-    let cluster = Cluster::start(Version::Redis70);
-    let stage = Stage::of(cluster, Pace { refresh: Duration::from_secs(1), ..pace() }).await;
+    let stage = Stage::of(Cluster::start(Version::Redis70), Pace { refresh: Duration::from_secs(1), ..pace() }).await;
     let (owner, channel) = stage.owner_and_channel();
     let mut subscription = stage.confirmed(&channel).await;
     let successor = stage.cluster.failover(owner).expect("it fails over");
@@ -359,8 +355,7 @@ async fn a_channel_follows_a_failover() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_channel_of_a_killed_owner_finds_its_successor_without_any_other_call() {
-    let cluster = Cluster::start(Version::Redis70);
-    let stage = Stage::of(cluster, pace()).await;
+    let stage = Stage::of(Cluster::start(Version::Redis70), pace()).await;
     let (owner, channel) = stage.owner_and_channel();
     let mut subscription = stage.confirmed(&channel).await;
     let replica = stage.cluster.replicas_of(owner)[0];
@@ -375,7 +370,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
     let sentinels = Sentinels::start(Version::Redis70).expect("the Sentinels start");
     let fleet = Fleet::behind_sentinels(
         sentinels.primary_name(),
-        infos(&sentinels.urls()),
+        parse_all(&sentinels.urls(), &Tls::new()).expect("URLs"),
         &Access::default(),
         Reports::for_test(),
         &Options::default(),
@@ -390,10 +385,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
     subscription.hears(old, "before").await;
     let new = sentinels.failover().expect("it fails over");
     // Sentinels also close other connections to servers whose role has changed.
-    let listed = |server: &Server| {
-        let reply = server.command(&["PUBSUB", "SHARDCHANNELS"]).ok()?;
-        reply.array().map(<[_]>::len)
-    };
+    let listed = |server: &Server| server.command(&["PUBSUB", "SHARDCHANNELS"]).ok()?.array().map(<[_]>::len);
     until("the new primary has it", || listed(new) == Some(1)).await;
     subscription.told_to_ask().await;
     subscription.hears(new, "after").await;
@@ -503,19 +495,10 @@ async fn many_channels_are_all_kept() {
 }
 
 #[tokio::test]
-async fn one_channel_goes_while_another_stays() {
-    let (server, push, _node) = started(Pace { linger: Duration::from_millis(100), ..pace() });
-    let (mut stays, goes) = (confirmed(&push, "stays").await, confirmed(&push, "goes").await);
-    drop(goes);
-    until("it is gone", || shard_channels(&server) == ["stays"]).await;
-    stays.assert_silent();
-}
-
-#[tokio::test]
 async fn dropping_it_ends_everything() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let baseline = tasks();
-    let (push, _node) = single(&server.url());
+    let (push, _node) = single(server.addr(), pace());
     let mut subscription = confirmed(&push, "a").await;
     drop(push);
     assert!(subscription.subscription.notices.recv().await.is_none(), "its notifications end");
@@ -651,7 +634,7 @@ async fn ping_that_is_answered_by_something_else_ends_the_connection() {
             _ => "+OK\r\n".to_owned(),
         }
     };
-    let (push, _node) = single(&format!("redis://{}", fake::answering(answer).await));
+    let (push, _node) = single(fake::answering(answer).await, pace());
     let (calls, told) = counting_listener(&push, "kept");
     until("it is told", || told.load(Ordering::SeqCst) > 0).await;
     until("it stands on the third", || connections.load(Ordering::SeqCst) == 3 && calls.subscription().is_some()).await;
@@ -823,13 +806,7 @@ fn waker_that_subscribes_when_it_is_told_does_not_hang() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     let subscribes = Arc::new(Subscribes { push, woken: AtomicUsize::new(0) });
-    let is_woken = |subscribes: &Subscribes, times: usize| {
-        let began = Instant::now();
-        while subscribes.woken.load(Ordering::SeqCst) < times && began.elapsed() < BOUND {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        subscribes.woken.load(Ordering::SeqCst) >= times
-    };
+    let is_woken = |subscribes: &Subscribes, times| comes_true(|| subscribes.woken.load(Ordering::SeqCst) >= times);
     // A thread of its own: this one must not hang.
     let handle = runtime.handle().clone();
     let ends = std::thread::spawn(move || {
@@ -846,12 +823,9 @@ fn waker_that_subscribes_when_it_is_told_does_not_hang() {
         while subscription.notices.poll_recv(&mut context).is_ready() {}
         drop(subscription);
     });
-    let began = Instant::now();
-    while !ends.is_finished() && began.elapsed() < BOUND * 3 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let has_ended = comes_true(|| ends.is_finished());
     runtime.shutdown_background();
-    assert!(ends.is_finished(), "hangs at the end");
+    assert!(has_ended, "hangs");
     ends.join().expect("the wakers ran");
 }
 
@@ -878,12 +852,8 @@ fn runtime_may_shut_down_under_a_subscription() {
         drop(late);
     });
     starts.recv_timeout(BOUND).expect("it starts");
-    let (ended, ends) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        drop(runtime);
-        ended.send(()).expect("somebody listens");
-    });
-    ends.recv_timeout(BOUND).expect("the runtime ends");
+    let ends = std::thread::spawn(move || drop(runtime));
+    assert!(comes_true(|| ends.is_finished()), "the runtime ends");
     let another = tokio::runtime::Runtime::new().expect("a runtime starts");
     another.block_on(confirmed(&push, "late"));
 }
@@ -896,11 +866,7 @@ fn subscribing_outside_of_a_runtime_panics_and_does_not_hang() {
     // No call has started a keeper or a link yet.
     let subscribing = Arc::clone(&push);
     let outside = std::thread::spawn(move || drop(subscribing.subscribe(0, "outside", read)));
-    let began = Instant::now();
-    while !outside.is_finished() {
-        assert!(began.elapsed() < BOUND, "it hangs");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    assert!(comes_true(|| outside.is_finished()), "it hangs");
     assert!(outside.join().is_err());
     runtime.block_on(confirmed(&push, "outside"));
 }

@@ -1,8 +1,8 @@
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Waker;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::{join, join_all, poll_immediate};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -53,15 +53,17 @@ impl Ends {
 
 /// Connects a wire, and returns it with the server's end, behind the greeting.
 async fn connected() -> (Wire, Server, Ends) {
-    let ends = Ends::default();
-    let (wire, server) = connected_by(ends.push_handler()).await;
-    (wire, server, ends)
+    connected_with(Ends::push_handler).await
 }
 
 /// Connects a wire that subscribes.
 async fn linked() -> (Wire, Server, Ends) {
+    connected_with(Ends::handler_of_link).await
+}
+
+async fn connected_with(push_handler: fn(&Ends) -> PushHandler) -> (Wire, Server, Ends) {
     let ends = Ends::default();
-    let (wire, server) = connected_by(ends.handler_of_link()).await;
+    let (wire, server) = connected_by(push_handler(&ends)).await;
     (wire, server, ends)
 }
 
@@ -150,6 +152,11 @@ impl Server {
     async fn say(&mut self, answer: &str) {
         self.stream.write_all(answer.as_bytes()).await.expect("a live socket");
         self.stream.flush().await.expect("a live socket");
+    }
+
+    /// Closes the connection when a request has come.
+    async fn hang_up(mut self) {
+        self.receive().await;
     }
 
     /// Returns true if the other side has ended the connection.
@@ -389,12 +396,8 @@ async fn answers_behind_tls_find_their_requests_whoever_writes_them() {
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn closed_without_a_farewell_it_ends_as_without_tls() {
-    let (wire, mut server, ends) = encrypted().await;
-    let close = async {
-        server.receive().await;
-        drop(server);
-    };
-    let (answer, ()) = join(ask(&wire, 0), close).await;
+    let (wire, server, ends) = encrypted().await;
+    let (answer, ()) = join(ask(&wire, 0), server.hang_up()).await;
     let error = answer.expect_err("the connection is gone");
     assert!(error.to_string().contains("the server has closed the connection"), "{error}");
     tokio::task::yield_now().await;
@@ -403,13 +406,9 @@ async fn closed_without_a_farewell_it_ends_as_without_tls() {
 
 #[tokio::test]
 async fn closed_by_the_server_it_ends_for_all_who_wait_and_all_who_come() {
-    let (wire, mut server, ends) = connected().await;
+    let (wire, server, ends) = connected().await;
     let asking = async { (ask(&wire, 0).await, ends.is_closed()) };
-    let close = async {
-        server.receive().await;
-        drop(server);
-    };
-    let ((answer, was_closed), ()) = join(asking, close).await;
+    let ((answer, was_closed), ()) = join(asking, server.hang_up()).await;
     assert!(answer.expect_err("the connection is gone").is_io_error());
     assert!(was_closed, "whoever waits learns of it behind the flag");
     assert!(ask(&wire, 1).await.is_err());
@@ -570,9 +569,9 @@ fn end_of_its_runtime_is_told_to_those_who_wait_elsewhere() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (wire, _server, ends) = runtime.block_on(connected());
     let mut asking = pin!(ask(&wire, 0));
-    assert!(asking.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert!(asking.as_mut().now_or_never().is_none());
     drop(runtime);
-    assert!(matches!(asking.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(_))));
+    assert!(asking.now_or_never().is_some_and(|answer| answer.is_err()));
     assert!(ends.is_closed());
 }
 
@@ -608,19 +607,16 @@ async fn server_that_pushes_too_much_is_read_no_more() {
     println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default());
 }
 
-/// Returns an answer that is larger than others may be, and no larger than a map may be.
-fn large_answer() -> String {
-    format!("*200000\r\n{}", ":1\r\n".repeat(200_000))
-}
-
 #[tokio::test]
 async fn map_may_be_larger_than_other_answers() {
+    // Larger than other answers may be, and no larger than a map may be.
+    let answer = format!("*200000\r\n{}", ":1\r\n".repeat(200_000));
     for is_map in [true, false] {
         let (wire, mut server, ends) = connected().await;
         let says = async {
             server.receive().await;
             // The client may hang up meanwhile.
-            server.stream.write_all(large_answer().as_bytes()).await.unwrap_or_default();
+            server.stream.write_all(answer.as_bytes()).await.unwrap_or_default();
         };
         let asking =
             async { if is_map { wire.ask_for_map(|bytes| request(bytes, 0)).await } else { ask(&wire, 0).await } };

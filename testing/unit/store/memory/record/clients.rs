@@ -1,4 +1,5 @@
 //! Clients of the timestamp scheme, and other events that may befall a record.
+#![allow(unreachable_pub)] // the module is private to the tests
 
 use super::super::RecordLimits;
 use super::*;
@@ -35,34 +36,34 @@ impl Stamps {
 
 impl Record {
     /// Makes this record a lock that timestamp clients use too.
-    pub(crate) fn beside_timestamp_clients(self, limits: TimestampClientsMs) -> Self {
+    pub fn beside_timestamp_clients(self, limits: TimestampClientsMs) -> Self {
         Self { stamps: Some(Box::new(Stamps { limits, ..Stamps::default() })), ..self }
     }
 
     /// Creates a lock whose operations touch at most this number of records.
-    pub(crate) fn with_limit(records: usize) -> Self {
+    pub fn with_limit(records: usize) -> Self {
         Self { limits: RecordLimits { records, ..RecordLimits::default() }, ..Self::default() }
     }
 
     /// Forgets all data, as a server does that loses the key.
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         let stamps = self.stamps.as_ref().map(|stamps| Box::new(Stamps { limits: stamps.limits, ..Stamps::default() }));
         *self = Self { limits: self.limits, stamps, ..Self::default() };
     }
 
     /// Tries to lock as a timestamp client. `their_ms` is the time of the client's clock, and becomes the timestamp.
-    pub(crate) fn client_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
+    pub fn client_lock(&mut self, mode: Mode, their_ms: u64) -> bool {
         self.stamps.as_mut().is_some_and(|stamps| stamps.lock(mode, their_ms))
     }
 
-    pub(crate) fn client_unlock(&mut self, mode: Mode, stamp_ms: u64) {
+    pub fn client_unlock(&mut self, mode: Mode, stamp_ms: u64) {
         if let Some(stamps) = &mut self.stamps {
             stamps.unlock(mode, stamp_ms);
         }
     }
 
     /// Sets or removes a timestamp, whatever the timestamps are.
-    pub(crate) fn set_client_stamp(&mut self, mode: Mode, stamp_ms: Option<u64>) {
+    pub fn set_client_stamp(&mut self, mode: Mode, stamp_ms: Option<u64>) {
         if let Some(stamps) = &mut self.stamps {
             *stamps.field(mode) = stamp_ms;
             stamps.is_ours &= mode == Mode::Write;
@@ -70,7 +71,7 @@ impl Record {
     }
 
     /// Removes all dead holds at once. In the two-key scheme, a script or the expiry of a key may do this.
-    pub(crate) fn sweep(&mut self, now: ServerTime) {
+    pub fn sweep(&mut self, now: ServerTime) {
         let now_ms = now.as_micros() / 1000;
         self.readers.retain(|reader| reader.hold.deadline_ms > now_ms);
         self.writer.take_if(|writer| writer.hold.deadline_ms <= now_ms);

@@ -36,7 +36,7 @@ enum Fault {
     NoRest,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
     Acquire { sent: u64 },
     Renew { sent: u64, until: u64 },
@@ -47,8 +47,9 @@ enum Message {
     Left { sent: u64 },
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 enum Stage {
+    #[default]
     Asking,
     Arming,
     Guard,
@@ -56,7 +57,7 @@ enum Stage {
 }
 
 /// Hold or place that is given back until the server has answered.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Hash)]
 struct Back {
     until: u64,
     /// Time from which no copy of the acquisition arrives.
@@ -65,7 +66,7 @@ struct Back {
     is_answered: bool,
 }
 
-#[derive(Clone, Hash, Debug)]
+#[derive(Clone, Default, Hash)]
 struct State {
     now: u64,
     record: Record,
@@ -103,25 +104,7 @@ impl State {
         if is_held {
             record.acquire(at(0), u64::MAX, &request(id(10), 0));
         }
-        Self {
-            now: 0,
-            record,
-            net: Vec::new(),
-            is_alive: true,
-            stage: Stage::Asking,
-            asked: 0,
-            arrives_until: 0,
-            valid: 0,
-            until: 0,
-            armings: 0,
-            renewals: 0,
-            back: None,
-            leased: 0,
-            first_until: 0,
-            is_handed_out: false,
-            others: 0,
-            copies: 1,
-        }
+        Self { record, is_alive: true, copies: 1, ..Self::default() }
     }
 
     fn rest_until(until: u64) -> Option<ServerTime> {
@@ -151,7 +134,7 @@ impl State {
                 self.record.release_until(at(now), &ours, Self::rest_until(until));
                 self.net.push(Message::Left { sent });
             }
-            Message::Granted { .. } | Message::Renewed { .. } | Message::Lost | Message::Left { .. } => {}
+            _ => unreachable!("it is an answer"),
         }
         self.publish();
     }
@@ -238,7 +221,7 @@ impl State {
             if self.net[..place].contains(&message) {
                 continue;
             }
-            let is_request = matches!(message, Message::Acquire { .. } | Message::Renew { .. } | Message::Leave { .. });
+            let is_request = message.is_request();
             step(&|state| {
                 state.net.remove(place);
                 if is_request { state.serve(message) } else { state.hear(message, fault) }
@@ -315,8 +298,7 @@ impl State {
         let (now, is_alive) = (self.now, self.is_alive);
         self.net.retain(|message| match message {
             Message::Acquire { sent } => sent + TRANSIT >= now,
-            Message::Renew { .. } | Message::Leave { .. } => true,
-            Message::Granted { .. } | Message::Renewed { .. } | Message::Lost | Message::Left { .. } => is_alive,
+            other => is_alive || other.is_request(),
         });
         self.net.sort_unstable();
         self.record.forget_ms = 0;
@@ -346,6 +328,12 @@ impl State {
             }
         }
         None
+    }
+}
+
+impl Message {
+    fn is_request(self) -> bool {
+        matches!(self, Self::Acquire { .. } | Self::Renew { .. } | Self::Leave { .. })
     }
 }
 

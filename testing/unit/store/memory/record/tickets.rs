@@ -78,7 +78,7 @@ struct Scene {
 const CALM: Scene = Scene { mode: Mode::Write, has_late_acquisition: false, copies: 0, deaths: 0 };
 
 /// Request or answer on its way. `sender` is the process that sent the request.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
     /// Copy of the acquisition that led to the owner's hold.
     Acquire,
@@ -115,8 +115,9 @@ enum Message {
     },
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 enum Stage {
+    #[default]
     Idle,
     /// The process has sent a conversion: the owner to the ticket's id, and an adopter from it.
     Converting,
@@ -127,7 +128,7 @@ enum Stage {
 }
 
 /// Id that a process releases until the server has answered.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, Hash)]
 struct Back {
     id: u64,
     /// Time from which no copy of the conversion arrives.
@@ -136,7 +137,7 @@ struct Back {
     is_answered: bool,
 }
 
-#[derive(Clone, Hash, Debug)]
+#[derive(Clone, Default, Hash)]
 struct Process {
     stage: Stage,
     valid: u64,
@@ -149,7 +150,7 @@ struct Process {
     gave_up: bool,
 }
 
-#[derive(Clone, Hash, Debug)]
+#[derive(Clone, Hash)]
 struct State {
     now: u64,
     mode: Mode,
@@ -179,18 +180,6 @@ fn limit_ms(sent: u64, fault: Fault) -> u64 {
 type Branches<'a> = dyn FnMut(&dyn Fn(&mut State)) + 'a;
 
 impl Process {
-    fn new(stage: Stage) -> Self {
-        Self {
-            stage,
-            valid: if stage == Stage::Guard { LEASE } else { 0 },
-            asked: 0,
-            renewals: 0,
-            arrives_until: None,
-            back: Vec::new(),
-            gave_up: false,
-        }
-    }
-
     fn hold_id(sender: usize, asked: u8, fault: Fault) -> u64 {
         let place = u64::try_from(sender).expect("small");
         match (sender, fault) {
@@ -207,14 +196,14 @@ impl State {
         let Scene { mode, has_late_acquisition, copies, deaths } = scene;
         let mut record = Record::default();
         record.acquire(at(0), u64::MAX, &request(OWN, mode, LEASE));
-        let mut owner = Process::new(Stage::Guard);
-        owner.arrives_until = has_late_acquisition.then_some(TRANSIT);
+        let arrives_until = has_late_acquisition.then_some(TRANSIT);
+        let owner = Process { stage: Stage::Guard, valid: LEASE, arrives_until, ..Process::default() };
         Self {
             now: 0,
             mode,
             record,
             net: Vec::from_iter(has_late_acquisition.then_some(Message::Acquire)),
-            processes: [owner, Process::new(Stage::Idle), Process::new(Stage::Idle)],
+            processes: [owner, Process::default(), Process::default()],
             has_ticket: false,
             detached: 0,
             adopted: Vec::new(),

@@ -7,13 +7,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use super::super::outstanding::MAX_PENDING_RELEASES;
-use super::super::{Margins, Quorum, Restarts};
+use super::super::{Margins, Quorum, Restarts, request_to_master};
 use super::*;
 use crate::base::options::Options;
 use crate::engine::Engine;
 use crate::lock::release::Release;
 use crate::store::memory::{MemoryScheme, Store};
-use crate::store::{AcquireRequest, Acquired, AcquisitionId, IfTaken, MasterRelease, Mode, ReleaseBackground, Scheme};
+use crate::store::{AcquireRequest, Acquired, AcquisitionId, MasterRelease, Mode, ReleaseBackground, Scheme};
 use crate::testing::staged::{Fate, STRAY, Staged};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -30,14 +30,7 @@ fn key_of(name: &str) -> Key {
 }
 
 fn asks(n: u64) -> AcquireRequest {
-    AcquireRequest {
-        id: AcquisitionId::new("m", n, "test"),
-        mode: Mode::Write,
-        lease: LEASE,
-        max_tokens: 1,
-        if_taken: IfTaken::Leave,
-        caches: false,
-    }
+    request_to_master(&AcquisitionId::new("m", n, "test"), Mode::Write, LEASE)
 }
 
 impl Stage {
@@ -56,6 +49,11 @@ impl Stage {
     async fn takes(&self, master: usize, name: &str, request: &AcquireRequest) {
         let taken = self.masters[master].memory.acquire(&key_of(name), request).await.expect("answered").value;
         assert!(matches!(taken, Acquired::Granted(_)), "{taken:?}");
+    }
+
+    /// Takes the lock at the first master, and hands its release to the background.
+    async fn gives_back_lock(&self, name: &str) {
+        self.gives_back(self.release_of(name).await);
     }
 
     /// Takes the lock at the first master, and returns its release.
@@ -81,7 +79,7 @@ impl Stage {
         let (signals, signalled): (Vec<_>, Vec<_>) = (0..2).map(|_| oneshot::channel()).unzip();
         for signalled in signalled {
             self.masters[0].next_leave(Fate::Silent(signalled));
-            self.gives_back(self.release_of("hangs").await);
+            self.gives_back_lock("hangs").await;
             moment().await;
         }
         signals.try_into().expect("two")
@@ -127,16 +125,14 @@ fn releases_outlive_the_runtime_that_was_to_send_them() {
     let (first, second) = (runtime(), runtime());
     let stage = first.block_on(async {
         let stage = Stage::new();
-        let one = stage.release_of("one").await;
         // Starts a driver, which is never polled.
-        stage.gives_back(one);
+        stage.gives_back_lock("one").await;
         stage
     });
     drop(first);
     second.block_on(async {
         assert_eq!(stage.holders(0, "one").await, 1, "the driver has ended before");
-        let two = stage.release_of("two").await;
-        stage.gives_back(two);
+        stage.gives_back_lock("two").await;
         stage.is_free("one").await;
         stage.is_free("two").await;
     });
@@ -148,9 +144,8 @@ fn release_whose_runtime_ends_before_the_answer_is_sent_again() {
     let (_signal, signalled) = oneshot::channel();
     let stage = first.block_on(async {
         let stage = Stage::new();
-        let release = stage.release_of("cfg").await;
         stage.masters[0].next_leave(Fate::Silent(signalled));
-        stage.gives_back(release);
+        stage.gives_back_lock("cfg").await;
         moment().await;
         assert_eq!((stage.masters[0].scripts(), stage.holders(0, "cfg").await), (1, 1));
         stage
@@ -194,23 +189,22 @@ async fn releases_for_a_master_are_bounded_and_the_oldest_go_first() {
     let stage = Stage::new();
     let signals = stage.hangs().await;
     for name in ["oldest", "second"] {
-        stage.gives_back(stage.release_of(name).await);
+        stage.gives_back_lock(name).await;
     }
     for _ in stage.pending()..MAX_PENDING_RELEASES {
-        stage.gives_back(stage.release_of("others").await);
+        stage.gives_back_lock("others").await;
     }
     moment().await;
     assert_eq!(stage.pending(), MAX_PENDING_RELEASES);
-    stage.gives_back(stage.release_of("newest").await);
+    stage.gives_back_lock("newest").await;
     moment().await;
     assert_eq!(stage.pending(), MAX_PENDING_RELEASES);
     signals.into_iter().for_each(|signal| signal.send(()).expect("the background waits for it"));
     tokio::time::sleep(STRAY).await;
-    let mut held = Vec::new();
-    for name in ["hangs", "oldest", "second", "newest"] {
-        held.push(stage.holders(0, name).await);
+    for (name, held) in [("hangs", 0), ("oldest", 1), ("second", 0), ("newest", 0)] {
+        assert_eq!(stage.holders(0, name).await, held, "{name}");
     }
-    assert_eq!((held, stage.pending()), (vec![0, 1, 0, 0], 0));
+    assert_eq!(stage.pending(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -230,10 +224,9 @@ async fn release_is_dropped_when_its_hold_is_over() {
 #[tokio::test(start_paused = true)]
 async fn flush_and_close_do_not_wait_for_a_minority() {
     let stage = Stage::new();
-    let release = stage.release_of("cfg").await;
     let (signal, signalled) = oneshot::channel();
     stage.masters[0].next_leave(Fate::Silent(signalled));
-    stage.gives_back(release);
+    stage.gives_back_lock("cfg").await;
     let began = stage.engine.clock.now();
     stage.engine.flush().await.expect("nothing else is left");
     stage.engine.close().await.expect("nothing else is left");
@@ -278,11 +271,9 @@ async fn release_that_a_minority_misses_is_repeated_although_the_manager_is_gone
     stage.engine.releases.in_background(release, None);
     let (masters, weak) = stage.drop_manager();
     moment().await;
-    let mut held = Vec::new();
-    for master in &masters {
-        held.push(holders_at(master, "cfg").await);
+    for (master, held) in masters.iter().zip([0, 0, 1]) {
+        assert_eq!(holders_at(master, "cfg").await, held);
     }
-    assert_eq!(held, [0, 0, 1]);
     signal.send(()).expect("the release waits for it");
     tokio::time::sleep(STRAY).await;
     assert_eq!((holders_at(&masters[2], "cfg").await, weak.strong_count()), (0, 0));

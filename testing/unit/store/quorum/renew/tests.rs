@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::super::{Margins, Restarts};
+use super::super::{Margins, Restarts, request_to_master};
 use super::*;
 use crate::base::attempt::AcquisitionId;
 use crate::base::background_runtime::BackgroundRuntime;
@@ -8,7 +8,7 @@ use crate::base::key::Key;
 use crate::base::lease::FencingToken;
 use crate::base::mode::Mode;
 use crate::store::memory::{MemoryScheme, Store};
-use crate::store::{AcquireRequest, IfTaken, MasterScheme, ReleaseReply, ReleaseRequest, Scheme, View};
+use crate::store::{AcquireRequest, MasterScheme, ReleaseReply, ReleaseRequest, Scheme, View};
 
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -25,14 +25,13 @@ async fn moment() {
 }
 
 fn asks(id: u64, mode: Mode) -> AcquireRequest {
-    let id = AcquisitionId::new("m", id, "test");
-    AcquireRequest { id, mode, lease: LEASE, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
+    request_to_master(&AcquisitionId::new("m", id, "test"), mode, LEASE)
 }
 
 impl Stage {
     fn new() -> Self {
-        let master = || -> Arc<dyn MasterScheme> { Arc::new(MemoryScheme::new(Arc::new(Store::new()))) };
-        let masters = vec![master(), master(), master()];
+        let master = |_| -> Arc<dyn MasterScheme> { Arc::new(MemoryScheme::new(Arc::new(Store::new()))) };
+        let masters: Vec<_> = (0..3).map(master).collect();
         let key = Key::new("quorum", "cfg").expect("a name");
         let margins = Margins { max_clock_skew: Duration::ZERO, max_delay: Duration::from_secs(1) };
         let quorum = Quorum::new(masters.clone(), &BackgroundRuntime::Callers, &key, margins, Restarts::Delayed, LEASE);
@@ -109,10 +108,8 @@ async fn renewal_brings_a_hold_and_its_token_to_a_master_that_lacks_it() {
         stage.gives_back(2, &other).await;
         stage.renews(&ours).await;
         let view = stage.view(2).await;
-        assert_eq!(
-            view.holders.iter().map(|holder| (&*holder.id, holder.mode)).collect::<Vec<_>>(),
-            [(ours.id.as_str(), mode)]
-        );
+        let holders: Vec<_> = view.holders.iter().map(|holder| (&*holder.id, holder.mode)).collect();
+        assert_eq!(holders, [(ours.id.as_str(), mode)]);
         assert!(view.token >= Some(token), "{:?} is below {token}", view.token);
         let leave = ReleaseRequest { key: Arc::clone(&stage.key), id: ours.id.clone(), rest_until: None };
         assert_eq!(
