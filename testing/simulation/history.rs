@@ -1,10 +1,7 @@
 //! History of a run, with the observations of users, the messages, and the actions of the store. Checkers read nothing
 //! else.
 
-use std::fmt;
-
-use crate::base::error::{Error, LossReason};
-use crate::store::{Floor, Mode};
+use super::*;
 
 /// True time since the start of the run, in microseconds.
 pub type Micros = u64;

@@ -2,8 +2,6 @@
 
 mod cached;
 
-use super::history::Attempt;
-use super::runtime::Runtime;
 use super::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
