@@ -1,15 +1,10 @@
 //! Pairs with `WAIT 1` and without, and the delay of others. Rows take turns operation by operation, so whatever else
 //! the machine does hits both alike.
 
-use std::time::Duration;
-
-use cluster_testenv::Node;
-use redis_rwlock::{Durability, RedisManager, Replicas};
 use tokio::task::JoinHandle;
 
-use crate::setup::Target::AtMost;
+use super::*;
 use crate::setup::process::{time_of, wake_ups_of};
-use crate::setup::{Effort, info, info_number, micros, pair, quantile, runtime, server, start_pair, tell_ratio};
 
 const REPLICATED: Durability = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_secs(2) };
 /// Tasks that take locks all the time, beside the measured one.

@@ -2,17 +2,11 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::sync::{Arc, Barrier};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Barrier;
 
-use parking_lot::Mutex;
-use redis_rwlock::{RedisManager, RwLockManager};
-use tokio::runtime::Runtime;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-use crate::setup::Target::{AtLeast, AtMost};
-use crate::setup::{Effort, LONG_LEASE, Sides, median, runtime, start_node};
+use super::*;
 
 /// Returns the nanoseconds of one read with its release.
 async fn nanoseconds<T>(count: u32, mut read: impl AsyncFnMut() -> T) -> f64 {

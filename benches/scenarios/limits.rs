@@ -17,7 +17,10 @@ pub(crate) mod processes;
 pub(crate) mod requests;
 pub(crate) mod waiters;
 
-use crate::held_locks;
+use super::*;
+use climb::{Reading, climb};
+use crowd::Members;
+use probe::{Arrivals, Site, quantile_us, whole};
 
 /// Runs as the process with the load.
 pub(crate) fn serve_as(load: &str, url: &str) {

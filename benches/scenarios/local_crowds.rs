@@ -4,18 +4,10 @@
 use std::iter::repeat_n;
 use std::pin::Pin;
 use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
 
-use cluster_testenv::Node;
-use redis_rwlock::{Acquiring, ReadGuard, RedisManager, RwLockManager, WriteGuard};
-use tokio::task::JoinSet;
+use redis_rwlock::Acquiring;
 
-use crate::setup::Target::AtMost;
-use crate::setup::process::processor_time;
-use crate::setup::{
-    Bare, CommandStats, Effort, LONG_LEASE, bare_connection, lock_key, median, runtime, spawn_writes, start_node, tell,
-    tell_ratio,
-};
+use super::*;
 
 /// A count for comparison is the full one divided by this.
 const FEWER: usize = 4;

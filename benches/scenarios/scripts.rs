@@ -5,12 +5,8 @@
 //! the request and writing the answer. Requests come in batches, so that the server has something to do all the time.
 //! For uncontended pairs they also come one by one, where most of the time goes into the network.
 
-use cluster_testenv::Client;
-
-use crate::setup::Target::AtMost;
+use super::*;
 use crate::setup::portable::portable;
-use crate::setup::scripts::hash;
-use crate::setup::{Effort, LOCK_SHAPE, NO_OP, load, median, send, server, server_cpu_us, start_node, tell};
 
 /// Calls of one kind between two looks at the server's CPU time.
 const CALLS: usize = 300;

@@ -1,15 +1,9 @@
 //! A task acquires and releases a lock that no other task wants: time that the crate adds to round trips and scripts.
 //! The rows take turns operation by operation, so any other load of the machine affects all of them alike.
 
-use std::time::{Duration, Instant};
+use redis_rwlock::{NamedLock, write};
 
-use cluster_testenv::Node;
-use redis_rwlock::{NamedLock, RedisManager, RwLockManager, write};
-
-use crate::setup::Target::AtMost;
-use crate::setup::{
-    Bare, CommandStats, Effort, foreign_id, manager, p50_us, pair, runtimes, start_node, tell, tell_ratio,
-};
+use super::*;
 
 /// Key of the bare calls, beside that of the crate.
 const KEY: &str = "rwlock:{bench}:bare";

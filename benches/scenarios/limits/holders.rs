@@ -1,16 +1,7 @@
 //! Holders of one lock: readers of different managers, which the server records, and guards of one process, which share
 //! a hold.
 
-use std::time::Instant;
-
-use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager};
-
-use super::climb::{Reading, climb};
-use super::crowd::Members;
-use super::probe::{Site, whole};
-use crate::setup::child::obey;
-use crate::setup::process::resident_bytes;
-use crate::setup::{Effort, connect, runtime};
+use super::*;
 
 const LOCK: &str = "crowd";
 

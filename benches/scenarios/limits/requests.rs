@@ -1,15 +1,8 @@
 //! Requests per second on one node: pairs of independent locks, as many a second as are asked for.
 
-use std::time::{Duration, Instant};
-
-use redis_rwlock::{Error, RedisManager, RwLockManager};
-use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::climb::{Reading, climb};
-use super::probe::{Site, whole};
-use crate::setup::child::obey;
-use crate::setup::{Effort, connect, micros, runtime};
+use super::*;
 
 /// Tasks of the client, each with a lock of its own.
 const TASKS: usize = 512;
