@@ -1,14 +1,11 @@
 //! Tasks that take several locks at once: random pairs and triples, in random modes, named in a random order.
 
-use std::time::Duration;
+use redis_rwlock::{AcquireAll, Error, GroupGuard, GroupLoss, NamedLock};
+use tokio::time::{Instant, sleep};
 
-use redis_rwlock::{AcquireAll, Error, GroupGuard, GroupLoss, Mode, NamedLock};
-use tokio::time::{Instant, sleep, timeout};
-
-use crate::Result;
-use crate::args::Plant;
-use crate::history::{Gift, Moment, Patience, nanos, now};
-use crate::tasks::{AFTER_A_FAILURE, COLD, HOT, Reading, SLOW, STEP, Task, lock_name, reason};
+use super::*;
+use crate::history::Patience;
+use crate::tasks::{AFTER_A_FAILURE, HOT, Reading, STEP, reason};
 
 /// Limit for the wait of a group. The queues are fair, so under the load of a run each group has its locks far sooner. A
 /// group that reaches the limit stands in a deadlock, or starves.

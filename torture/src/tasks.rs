@@ -1,19 +1,9 @@
 //! Tasks of a worker, which repeatedly take a lock, hold it for a time, and release it.
 
-use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
+use redis_rwlock::{Acquire, Error, Guard, LossReason, ReadGuard, WriteGuard};
+use tokio::time::{Instant, sleep};
 
-use fastrand::Rng;
-use redis_rwlock::{Acquire, Error, Guard, LossReason, Mode, ReadGuard, RwLockManager, WriteGuard};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
-
-use crate::args::{Level, Plant};
-use crate::history::{Gift, Journal, Moment, nanos, now};
-use crate::register::{Client, Kind};
-use crate::worker::Order;
-use crate::{LEASE, LONGEST_LEASE, Result, worker};
+use super::*;
 
 /// Locks by their use. Hot locks have many short holds, slow locks have long holds that are renewed, and cold locks
 /// have few users. One shard of a new cluster has most of the slow locks, and one has most of the cold locks. So a

@@ -1,15 +1,8 @@
 //! Faults of a cluster's primaries and replicas.
 
-use std::ops::Range;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use cluster_testenv::SlotMigration;
 
-use cluster_testenv::{Cluster, Node, Reply, Server, SlotMigration, wait_for};
-use fastrand::Rng;
-
-use super::{Column, Fault, Scene, done_after, left, right};
-use crate::tasks::{COLD, LOCKS, SLOW, lock_name};
-use crate::{LEASE, Result};
+use super::*;
 
 const SURVIVED: &[Fault] = &[
     left("restart", restart, "a primary is killed (kill -9) and comes back with its data"),
