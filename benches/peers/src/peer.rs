@@ -10,13 +10,7 @@ mod published;
 mod rlock;
 mod rslock;
 
-use std::time::Duration;
-
-use clap::ValueEnum;
-use futures_util::future::BoxFuture;
-
-use crate::place::Place;
-use crate::program::Program;
+use super::*;
 
 /// Lease that is too long to end in a turn.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);

@@ -3,14 +3,12 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use crate::load::{Load, Outcome, Ready};
-use crate::measure::{Meter, Turn};
-use crate::peer::Kind;
-use crate::place::Servers;
+use super::*;
+use crate::load::Ready;
+use crate::measure::Meter;
 
 /// Time after which a worker without an answer counts as failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,13 +1,11 @@
 //! Scripts on a bare connection.
 
 use deadpool_redis::{Config, Pool, Runtime};
-use futures_util::future::BoxFuture;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::{Cmd, Pipeline, RedisFuture, Value};
 
-use super::{Held, Mode, Peer};
-use crate::setup::{Bare, bare_connection, foreign_id};
+use super::*;
 
 /// Pair of scripts in place of an acquisition and its release.
 #[derive(Clone, Copy)]

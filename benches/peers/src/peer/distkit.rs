@@ -1,14 +1,10 @@
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
 
-use distkit::DistkitRedisKey;
-use distkit::lock::{LockOptions, RwLock};
-use futures_util::future::BoxFuture;
-use parking_lot::Mutex;
+use ::distkit::DistkitRedisKey;
+use ::distkit::lock::{LockOptions, RwLock};
 use redis::aio::ConnectionManager;
 
-use super::{Held, Mode, Peer};
+use super::*;
 
 /// Distkit has an object for each lock. Tasks that share an object share its owner: two tasks both got `write`. So each
 /// acquisition has an object of its own, unless only one task uses the name.

@@ -2,15 +2,11 @@
 //! waiter that may enter. It has no leases, ids, tokens or checks, so it loses the lock with any client or message that is
 //! lost. It shows what a fair queue costs by itself.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use futures_util::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
 use tokio::sync::Mutex;
 
-use super::{Held, Mode, Peer};
-use crate::setup::{Messages, bare_connection, load_script};
+use super::*;
 
 const ACQUIRE: &str = include_str!("fair_queue/acquire.lua");
 const LEAVE: &str = include_str!("fair_queue/leave.lua");

@@ -3,15 +3,11 @@
 //! itself.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::atomic::AtomicUsize;
 
-use futures_util::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
 use tokio::sync::Mutex;
 
-use super::{Held, Mode, Peer};
-use crate::setup::{Messages, bare_connection, load_script};
+use super::*;
 
 const PUSH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1] .. ARGV[1], ARGV[1])";
 /// Commands of a release that lets the next waiter enter, with fields of the same length, and without any decision.

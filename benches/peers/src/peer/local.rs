@@ -1,13 +1,10 @@
 //! Lock of tokio: the cost of a read without a server.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
 
-use futures_util::future::BoxFuture;
-use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
-use super::{Held, Mode, Peer};
+use super::*;
 
 /// Locks by name, which all clients of this process share.
 static LOCKS: LazyLock<Mutex<HashMap<String, Arc<RwLock<()>>>>> = LazyLock::new(Mutex::default);

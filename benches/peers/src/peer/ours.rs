@@ -1,12 +1,9 @@
-use std::time::Duration;
-
-use futures_util::future::BoxFuture;
 use redis_rwlock::{
     Build, Builder, Durability, MemoryManager, QuorumManager, RedisManager, RedissonManager, Replicas, RwLockManager,
     Topology, TwoKeyManager, write,
 };
 
-use super::{Held, Kind, Mode, Peer};
+use super::*;
 
 /// Time limit for the acknowledgement of a replica. It is long, because with this many tasks the acknowledgement may be
 /// late on a machine with two cores.

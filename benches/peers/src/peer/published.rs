@@ -1,13 +1,10 @@
 //! The hash scheme as it was published. A client that waits repeats its request again and again, as in the articles.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use futures_util::future::BoxFuture;
 use redis::Script;
-use redis::aio::MultiplexedConnection;
 
-use super::{Held, Mode, Peer};
-use crate::setup::bare_connection;
+use super::*;
 
 const PAUSE: Duration = Duration::from_millis(10);
 

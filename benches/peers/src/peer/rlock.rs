@@ -1,7 +1,6 @@
-use futures_util::future::BoxFuture;
-use rlock::async_lock::RLock;
+use ::rlock::async_lock::RLock;
 
-use super::{Held, Mode, Peer};
+use super::*;
 
 struct Rlock(RLock);
 

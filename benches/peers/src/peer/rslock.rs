@@ -1,7 +1,6 @@
-use futures_util::future::BoxFuture;
-use rslock::LockManager;
+use ::rslock::LockManager;
 
-use super::{Held, LEASE, Mode, Peer};
+use super::*;
 
 struct Rslock(LockManager);
 

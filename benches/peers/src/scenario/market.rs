@@ -6,20 +6,12 @@
 mod goods;
 mod steps;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use cluster_testenv::Node;
 use goods::Goods;
 use steps::{Steps, Way};
 use tokio::task::JoinSet;
 
-use super::{About, Comparison, Entrant, Figures, Setting};
-use crate::peer::{Facts, Kind, Role};
-use crate::place::{Place, Servers};
-use crate::program::Program;
-use crate::setup::{micros, quantile, runtime};
-use crate::table::Better;
+use super::*;
+use crate::peer::Facts;
 
 const COLUMNS: [&str; 6] = ["both in 60 s", "listed", "bought", "tries again", "purchase p50 us", "p99 us"];
 
