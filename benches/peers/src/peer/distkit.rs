@@ -35,20 +35,18 @@ impl Distkit {
     }
 }
 
-impl Peer for Distkit {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let lock = self.lock(name);
-            if mode == Mode::Read {
-                let guard = lock.read().await.expect("granted");
-                return Held::new(async move || {
-                    guard.release().await.expect("released");
-                });
-            }
-            let guard = lock.write().await.expect("granted");
-            Held::new(async move || {
+impl Client for Distkit {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        let lock = self.lock(name);
+        if mode == Mode::Read {
+            let guard = lock.read().await.expect("granted");
+            return Held::new(async move || {
                 guard.release().await.expect("released");
-            })
+            });
+        }
+        let guard = lock.write().await.expect("granted");
+        Held::new(async move || {
+            guard.release().await.expect("released");
         })
     }
 }

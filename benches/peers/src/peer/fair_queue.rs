@@ -44,21 +44,19 @@ fn call(script: &str, mode: Mode, name: &str) -> redis::Cmd {
     command
 }
 
-impl Peer for FairQueue {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let (mut own, name) = (self.clone(), name.to_owned());
-            let mut command = call(&own.acquire, mode, &name);
-            command.arg(own.number);
-            let answer: String = command.query_async(&mut own.connection).await.expect("answered");
-            if answer == "queued" {
-                self.pushed.lock().await.next().await;
-            }
-            Held::new(async move || {
-                let mut command = call(&own.leave, mode, &name);
-                command.arg(PREFIX);
-                command.query_async::<()>(&mut own.connection).await.expect("answered");
-            })
+impl Client for FairQueue {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        let (mut own, name) = (self.clone(), name.to_owned());
+        let mut command = call(&own.acquire, mode, &name);
+        command.arg(own.number);
+        let answer: String = command.query_async(&mut own.connection).await.expect("answered");
+        if answer == "queued" {
+            self.pushed.lock().await.next().await;
+        }
+        Held::new(async move || {
+            let mut command = call(&own.leave, mode, &name);
+            command.arg(PREFIX);
+            command.query_async::<()>(&mut own.connection).await.expect("answered");
         })
     }
 }

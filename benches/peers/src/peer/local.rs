@@ -15,17 +15,15 @@ pub(super) fn connect() -> Box<dyn Peer> {
     Box::new(Local)
 }
 
-impl Peer for Local {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
+impl Client for Local {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
         let known = LOCKS.lock().get(name).map(Arc::clone);
         let lock = known.unwrap_or_else(|| Arc::clone(LOCKS.lock().entry(name.to_owned()).or_default()));
-        Box::pin(async move {
-            if mode == Mode::Read {
-                let guard = lock.read_owned().await;
-                return Held::new(async move || drop(guard));
-            }
-            let guard = lock.write_owned().await;
-            Held::new(async move || drop(guard))
-        })
+        if mode == Mode::Read {
+            let guard = lock.read_owned().await;
+            return Held::new(async move || drop(guard));
+        }
+        let guard = lock.write_owned().await;
+        Held::new(async move || drop(guard))
     }
 }
