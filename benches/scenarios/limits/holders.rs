@@ -8,8 +8,7 @@ const LOCK: &str = "crowd";
 /// The other process: lets so many guards share a hold, and drops them. Answers with the nanoseconds for the joins and
 /// for the drops, and with the memory of the guards.
 pub(super) fn join(url: &str) {
-    let runtime = runtime();
-    let manager = runtime.block_on(connect(RedisManager::builder(url)));
+    let (runtime, manager) = connect_for_load(url);
     obey(|order| runtime.block_on(join_and_drop(&manager, order.parse().expect("a number"))));
 }
 

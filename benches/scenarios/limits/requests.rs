@@ -12,8 +12,7 @@ const DONE: f64 = 0.95;
 /// The other process: makes so many pairs a second for so many milliseconds. Answers with the number of pairs, and with
 /// the time they took.
 pub(super) fn load(url: &str) {
-    let runtime = runtime();
-    let manager = runtime.block_on(connect(RedisManager::builder(url)));
+    let (runtime, manager) = connect_for_load(url);
     obey(|order| {
         let numbers: Vec<f64> = order.split(' ').map(|word| word.parse().expect("a number")).collect();
         let (rate, span) = (numbers[0], Duration::from_secs_f64(numbers[1] / 1e3));
