@@ -50,14 +50,12 @@ pub(crate) fn run(effort: Effort) {
     let [primary, replica] = start_pair(server());
     runtime().block_on(async {
         let (fast, safe) = (manager(&primary, Durability::Primary).await, manager(&primary, REPLICATED).await);
-        let (mut without, mut with) = (Vec::new(), Vec::new());
-        for turn in 0..turns + turns / 10 {
-            let times = [pair(&fast, "fast").await, pair(&safe, "safe").await];
-            if turn >= turns / 10 {
-                without.push(times[0]);
-                with.push(times[1]);
-            }
+        let (sides, mut samples) = ([(&fast, "fast"), (&safe, "safe")], [const { Vec::new() }; 2]);
+        for (side, counts) in in_turns(2, turns) {
+            let took = pair(sides[side].0, sides[side].1).await;
+            samples[side].extend(counts.then_some(took));
         }
+        let [without, with] = samples;
         tell_times("acquire and release, WAIT 1 of without, p50", with, without, 0.5, 2.5);
 
         for (manager, what) in [(&fast, "a pair"), (&safe, "a pair with WAIT 1")] {

@@ -102,8 +102,7 @@ fn both_threads(effort: Effort, runtime: &Runtime, manager: &RedisManager) {
 pub(crate) fn run(effort: Effort) {
     let (node, runtime) = (start_node(), runtime());
     // A window that outlasts the run: the join is measured, and not the question after each window.
-    let builder = RedisManager::builder(node.url()).join_window(LONG_LEASE).lease(LONG_LEASE);
-    let manager = runtime.block_on(builder.max_hold(Duration::MAX).connect()).expect("a manager");
+    let manager = runtime.block_on(joining_manager(&node));
     one_thread(effort, &runtime, &manager);
     both_threads(effort, &runtime, &manager);
 }
