@@ -156,6 +156,13 @@ async fn story(world: &Arc<World>) {
     }
 }
 
+/// Panics with the report of a run that breaks promises.
+fn assert_unbroken(run: (u64, Profile), history: &History, violations: &[Violation]) {
+    if let Some(report) = report(run, history, violations) {
+        panic!("{report}");
+    }
+}
+
 /// Reports the first violation of a run with the events around it.
 fn report((seed, profile): (u64, Profile), history: &History, violations: &[Violation]) -> Option<String> {
     let first = violations.first()?;
@@ -227,10 +234,7 @@ fn replay() {
     if std::env::var("WHOLE").is_ok() {
         println!("{}", history.text());
     }
-    let violations = checkers::check(&history);
-    if let Some(report) = report((seed, profile), &history, &violations) {
-        panic!("{report}");
-    }
+    assert_unbroken((seed, profile), &history, &checkers::check(&history));
     println!("{} events, nothing broken", history.events.len());
 }
 
@@ -251,6 +255,11 @@ fn same_seed_same_history() {
     for seed in 0..seeds_of_build(100) {
         assert_same(seed, Profile::of_seed(seed));
     }
+}
+
+/// Asserts that one of the outcomes is as described.
+fn assert_one<O: std::fmt::Debug>(outcomes: &[O], what: &str, is_so: impl Fn(&O) -> bool) {
+    assert!(outcomes.iter().any(is_so), "{what}");
 }
 
 /// Returns the variety of a run: the first word of each event, and of the answers and ends in it.
