@@ -80,7 +80,7 @@ use runtime::{Hand, Runtime};
 use scenes::Scene;
 use trouble::{Cast, trouble};
 use workload::{Actor, AnyGuard, SimManager, released, taking};
-use world::{Address, Answer, Down, EPOCH_US, Parcel, World, ids_of, millis};
+use world::{Address, Answer, Down, EPOCH_US, Parcel, World, ids_of, micros, millis};
 
 /// Time after which a computation that blocks a runtime is over.
 const BLOCKED: Duration = Duration::from_secs(21);

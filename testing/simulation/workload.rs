@@ -307,7 +307,7 @@ impl Actor {
     pub fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> Hand {
         let world = &self.world;
         let (number, id) = (world.next_guard(), guard.id());
-        let remaining_us = u64::try_from(guard.remaining().as_micros()).expect("leases are short");
+        let remaining_us = micros(guard.remaining());
         world.record(What::Granted { attempt, guard: number, id, token: guard.token().as_u64(), remaining_us });
         let key = self.manager.engine.key(&name(wish.lock)).expect("a valid name");
         let process = self.address.process;
@@ -349,7 +349,7 @@ impl Actor {
     pub fn sample(&self, hand: &Hand) {
         let key = self.manager.engine.key(&name(hand.wish.lock)).expect("a valid name");
         let server_ms = self.world.server_ms(&key, hand.id());
-        let remaining_us = Some(u64::try_from(hand.remaining().as_micros()).expect("leases are short"));
+        let remaining_us = Some(micros(hand.remaining()));
         let state = hand.state();
         let (valid, confirmed) = (is_valid(state), state == HoldState::Held);
         self.world.record(What::Sample { guard: hand.number, valid, confirmed, remaining_us, server_ms });

@@ -147,6 +147,10 @@ pub struct Live {
     pub watch: HoldWatch,
 }
 
+pub fn micros(span: Duration) -> Micros {
+    Micros::try_from(span.as_micros()).expect("runs and leases are short")
+}
+
 pub fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
@@ -235,7 +239,7 @@ impl World {
     }
 
     pub fn now(&self) -> Micros {
-        u64::try_from(self.clock.now().since(self.origin).as_micros()).expect("runs are short")
+        micros(self.clock.now().since(self.origin))
     }
 
     /// Passes the memory of the mutants to `act`.
