@@ -25,23 +25,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cluster_testenv::{Cluster, Node, Server};
-use listener::Listener;
-use operation::{Face, Operation, mishap, operation, their_operation};
-use pair::Pair;
-pub(super) use pair::{grant_message, recall_message};
+use cluster_testenv::{Client, Cluster, Node, Server};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::Union;
 use proptest::test_runner::{Config, TestError, TestRunner};
 use tokio::runtime::Builder;
 
+use crate::base::key::Key;
 use crate::base::options::{Options, TimestampClients};
 use crate::base::topology::Topology;
 use crate::net::{Router, Script};
 use crate::store::lua::{LuaScheme, Scripts};
 use crate::store::memory::{Record, TimestampClientsMs};
-use crate::store::{hash, scripts, two_key};
+use crate::store::{Acquired, AcquisitionId, Converted, Forced, Mode, Renewed, View, hash, scripts, two_key};
+use listener::Listener;
+use operation::{Face, Operation, mishap, operation, their_operation};
+use pair::Pair;
+
+pub(super) use pair::{grant_message, recall_message};
 
 /// Comparisons on each server. On each push, those before the semicolon run on the oldest and on the newest one, and those
 /// behind it on the newest.

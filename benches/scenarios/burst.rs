@@ -1,19 +1,9 @@
 //! 50,000 acquisitions of distinct locks at once, then 50,000 dropped guards at once, behind a proxy that lets 5,000
 //! scripts pass in a second: how many scripts that takes, and how it delays others.
 
-use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use cluster_testenv::Matcher;
 
-use cluster_testenv::{Matcher, Node};
-use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, WriteGuard};
-use tokio::task::JoinSet;
-
-use crate::setup::Target::AtMost;
-use crate::setup::process::client_time;
-use crate::setup::scripts::hash;
-use crate::setup::{Effort, digest, pair, runtime, start_proxied_node, tell};
+use super::*;
 
 const LEASE: Duration = Duration::from_secs(300);
 /// Lease of the hold that has nothing to do with all this.

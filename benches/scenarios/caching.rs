@@ -1,14 +1,9 @@
 //! Patterns in which a lock goes from process to process, with cached holds and without, in turns. Each figure is what
 //! the first takes, of what the second takes.
 
-use std::time::{Duration, Instant};
+use futures_util::future::join;
 
-use cluster_testenv::Node;
-use futures_util::future::{join, join_all};
-use redis_rwlock::{RedisManager, RwLockManager};
-
-use crate::setup::Target::AtMost;
-use crate::setup::{CommandStats, Effort, Sides, micros, pair, runtime, start_node, tell};
+use super::*;
 
 const CACHE_FOR: Duration = Duration::from_secs(60);
 

@@ -1,15 +1,10 @@
 //! Pairs with `WAIT 1` and without, and the delay of others. Rows take turns operation by operation, so whatever else
 //! the machine does hits both alike.
 
-use std::time::Duration;
-
-use cluster_testenv::Node;
-use redis_rwlock::{Durability, RedisManager, Replicas};
 use tokio::task::JoinHandle;
 
-use crate::setup::Target::AtMost;
+use super::*;
 use crate::setup::process::{time_of, wake_ups_of};
-use crate::setup::{Effort, info, info_number, micros, pair, quantile, runtime, server, start_pair, tell_ratio};
 
 const REPLICATED: Durability = Durability::Replicated { replicas: Replicas::At(1), timeout: Duration::from_secs(2) };
 /// Tasks that take locks all the time, beside the measured one.
@@ -55,14 +50,12 @@ pub(crate) fn run(effort: Effort) {
     let [primary, replica] = start_pair(server());
     runtime().block_on(async {
         let (fast, safe) = (manager(&primary, Durability::Primary).await, manager(&primary, REPLICATED).await);
-        let (mut without, mut with) = (Vec::new(), Vec::new());
-        for turn in 0..turns + turns / 10 {
-            let times = [pair(&fast, "fast").await, pair(&safe, "safe").await];
-            if turn >= turns / 10 {
-                without.push(times[0]);
-                with.push(times[1]);
-            }
+        let (sides, mut samples) = ([(&fast, "fast"), (&safe, "safe")], [const { Vec::new() }; 2]);
+        for (side, counts) in in_turns(2, turns) {
+            let took = pair(sides[side].0, sides[side].1).await;
+            samples[side].extend(counts.then_some(took));
         }
+        let [without, with] = samples;
         tell_times("acquire and release, WAIT 1 of without, p50", with, without, 0.5, 2.5);
 
         for (manager, what) in [(&fast, "a pair"), (&safe, "a pair with WAIT 1")] {

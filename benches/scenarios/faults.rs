@@ -4,19 +4,7 @@
 //! A new primary works when a bare write to it, tried all the time, succeeds. The shard works when each of its tasks
 //! has acquired and released its lock after that.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use cluster_testenv::{Cluster, Node};
-use parking_lot::Mutex;
-use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
-
-use crate::setup::Target::AtMost;
-use crate::setup::{Effort, median, quantile, runtime, server, tags, tell, tell_ratio};
+use super::*;
 
 const TASKS: usize = 64;
 /// Time before a fault that is measured.

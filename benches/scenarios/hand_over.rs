@@ -1,14 +1,6 @@
 //! Writers that take turns: tasks of one process, and 100 clients.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-use redis_rwlock::{RedisManager, RwLockManager, Topology, TwoKeyManager};
-use tokio::task::JoinSet;
-
-use crate::setup::Target::{AtLeast, AtMost};
-use crate::setup::{Effort, Sides, median, pair, runtime, start_node, tell};
+use super::*;
 
 /// Lets a task of each manager write without a pause. Returns the turns a second, and how often the most served task
 /// had its turn, of the least served one.

@@ -7,19 +7,7 @@
 
 pub(crate) mod minimal;
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use cluster_testenv::Node;
-use redis_rwlock::{Error, HoldState, RedisManager, RwLockManager, WriteGuard};
-
-use crate::setup::Target::AtMost;
-use crate::setup::child::{Worker, obey};
-use crate::setup::process::{processor_time, resident_bytes};
-use crate::setup::{
-    CommandStats, Effort, Sides, few_at_a_time, manager, median, micros, pair, quantile, runtime, start_node, tell,
-    tell_ratio,
-};
+use super::*;
 
 const LEASE: Duration = Duration::from_secs(10);
 

@@ -2,17 +2,11 @@
 
 use std::collections::HashMap;
 use std::hint::black_box;
-use std::sync::{Arc, Barrier};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Barrier;
 
-use parking_lot::Mutex;
-use redis_rwlock::{RedisManager, RwLockManager};
-use tokio::runtime::Runtime;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
-use crate::setup::Target::{AtLeast, AtMost};
-use crate::setup::{Effort, LONG_LEASE, Sides, median, runtime, start_node};
+use super::*;
 
 /// Returns the nanoseconds of one read with its release.
 async fn nanoseconds<T>(count: u32, mut read: impl AsyncFnMut() -> T) -> f64 {
@@ -108,8 +102,7 @@ fn both_threads(effort: Effort, runtime: &Runtime, manager: &RedisManager) {
 pub(crate) fn run(effort: Effort) {
     let (node, runtime) = (start_node(), runtime());
     // A window that outlasts the run: the join is measured, and not the question after each window.
-    let builder = RedisManager::builder(node.url()).join_window(LONG_LEASE).lease(LONG_LEASE);
-    let manager = runtime.block_on(builder.max_hold(Duration::MAX).connect()).expect("a manager");
+    let manager = runtime.block_on(joining_manager(&node));
     one_thread(effort, &runtime, &manager);
     both_threads(effort, &runtime, &manager);
 }

@@ -17,7 +17,17 @@ pub(crate) mod processes;
 pub(crate) mod requests;
 pub(crate) mod waiters;
 
-use crate::held_locks;
+use super::*;
+use climb::{Reading, climb};
+use crowd::Members;
+use probe::{Arrivals, Site, quantile_us, whole};
+
+/// Connects the manager of a process with a load, on a runtime of its own.
+fn connect_for_load(url: &str) -> (Runtime, RedisManager) {
+    let runtime = runtime();
+    let manager = runtime.block_on(connect(RedisManager::builder(url)));
+    (runtime, manager)
+}
 
 /// Runs as the process with the load.
 pub(crate) fn serve_as(load: &str, url: &str) {

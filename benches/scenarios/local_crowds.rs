@@ -4,29 +4,15 @@
 use std::iter::repeat_n;
 use std::pin::Pin;
 use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
 
-use cluster_testenv::Node;
-use redis_rwlock::{Acquiring, ReadGuard, RedisManager, RwLockManager, WriteGuard};
-use tokio::task::JoinSet;
+use redis_rwlock::Acquiring;
 
-use crate::setup::Target::AtMost;
-use crate::setup::process::processor_time;
-use crate::setup::{
-    Bare, CommandStats, Effort, LONG_LEASE, bare_connection, lock_key, median, runtime, spawn_writes, start_node, tell,
-    tell_ratio,
-};
+use super::*;
 
 /// A count for comparison is the full one divided by this.
 const FEWER: usize = 4;
 /// Largest ratio between the cost of each at the full count and at the lower count.
 const LINEAR: f64 = 1.5;
-
-/// Returns a manager that renews nothing.
-async fn manager(node: &Node) -> RedisManager {
-    let builder = RedisManager::builder(node.url()).lease(LONG_LEASE);
-    builder.max_hold(Duration::MAX).join_window(LONG_LEASE).connect().await.expect("a manager")
-}
 
 /// Costs of many and of a quarter as many, in milliseconds.
 struct Costs {
@@ -83,9 +69,18 @@ fn local_waiters(manager: &RedisManager, name: &str, count: usize) -> Vec<Acquir
     waiters
 }
 
+/// Returns guards that share a hold.
+async fn shares(manager: &RedisManager, name: &str, count: usize) -> Vec<ReadGuard> {
+    let mut guards = Vec::with_capacity(count);
+    for _ in 0..count {
+        guards.push(manager.read(name).await.expect("joined"));
+    }
+    guards
+}
+
 async fn giving_up(effort: Effort, node: &Node) {
     let count = effort.of(20_000, 20_000, 200);
-    let here = manager(node).await;
+    let here = joining_manager(node).await;
     let held = here.write("given-up").await.expect("granted");
     for (order, is_last_first) in [("first come first", false), ("last come first", true)] {
         let mut coming = Vec::new();
@@ -115,12 +110,12 @@ async fn giving_up(effort: Effort, node: &Node) {
 
 async fn subscriptions(effort: Effort, node: &Node) {
     let count = effort.of(8_000, 8_000, 50);
-    let elsewhere = manager(node).await;
+    let elsewhere = joining_manager(node).await;
     let names = |count| (0..count).map(|lock| format!("listened-{lock}"));
     let held: Result<Vec<_>, _> = spawn_writes(&elsewhere, names(count)).join_all().await.into_iter().collect();
     let held = held.expect("granted");
     let costs = Costs::measure(effort, count, async |count| {
-        let here = manager(node).await;
+        let here = joining_manager(node).await;
         let began = processor_time();
         CommandStats::reset(node);
         let mut waiters = spawn_writes(&here, names(count));
@@ -162,7 +157,7 @@ async fn bare_subscriptions(node: &Node, count: usize) -> Duration {
 async fn waiting(effort: Effort, node: &Node) {
     let (count, span) = effort.of((10_000, 5), (10_000, 3), (100, 1));
     let span = Duration::from_secs(span);
-    let (here, elsewhere) = (manager(node).await, manager(node).await);
+    let (here, elsewhere) = (joining_manager(node).await, joining_manager(node).await);
     // What earlier parts left to do, thousands of releases, is not the baseline of this one.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let empty = idle_share(span).await;
@@ -172,10 +167,7 @@ async fn waiting(effort: Effort, node: &Node) {
     waiters.shutdown().await;
     drop(held);
 
-    let mut readers: Vec<ReadGuard> = Vec::new();
-    for _ in 0..count / 2 {
-        readers.push(here.read("ours").await.expect("joined"));
-    }
+    let readers = shares(&here, "ours", count / 2).await;
     let mut waiters = spawn_writes(&here, repeat_n("ours".to_owned(), count / 2));
     tell_idle_share(&format!("{0} local waiters beside {0} readers", count / 2), span, empty).await;
     waiters.shutdown().await;
@@ -184,11 +176,8 @@ async fn waiting(effort: Effort, node: &Node) {
 
 async fn watching(effort: Effort, node: &Node) {
     let (count, span) = effort.of((40_000, 5), (40_000, 3), (100, 1));
-    let here = manager(node).await;
-    let mut shares = Vec::with_capacity(count);
-    for _ in 0..count {
-        shares.push(here.read("watched").await.expect("joined"));
-    }
+    let here = joining_manager(node).await;
+    let shares = shares(&here, "watched", count).await;
     let costs = Costs::measure(effort, count, async |count| {
         let began = processor_time();
         let mut watchers: Vec<_> = shares[..count].iter().map(|guard| Box::pin(guard.lost())).collect();

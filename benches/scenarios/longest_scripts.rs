@@ -6,13 +6,8 @@
 //! the server's process (`INFO cpu`, which is some 20 us of it). Of the longest scripts of each round the median
 //! counts.
 
-use cluster_testenv::{Client, Reply};
-
-use crate::setup::Target::AtMost;
-use crate::setup::scripts::{hash, two_key};
-use crate::setup::{
-    Effort, TIMESTAMP_CLIENTS, evalsha, load, lock_key, median, member_id, send, server_cpu_us, start_node, tell,
-};
+use super::*;
+use crate::setup::scripts::two_key;
 
 const WAITING_WRITERS: usize = 50;
 /// Requests that are under way while many waiters arrive.

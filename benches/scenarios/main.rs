@@ -25,10 +25,29 @@ mod throughput;
 mod uncontended;
 mod wake_up;
 
-use std::env;
+use std::num::NonZeroU32;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{env, thread};
 
-use setup::Effort;
+use cluster_testenv::{Client, Cluster, Node, Reply};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use redis_rwlock::{
+    Durability, Error, HoldState, QuorumManager, ReadGuard, RedisManager, Replicas, RwLockManager, Topology,
+    TwoKeyManager, WriteGuard,
+};
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use setup::Target::{AtLeast, AtMost};
+use setup::child::{Worker, obey};
+use setup::process::{client_time, processor_time, resident_bytes, time_of_threads};
+use setup::scripts::hash;
+use setup::*;
 
 /// A scenario: its name, its subject, and its function.
 type Scenario = (&'static str, &'static str, fn(Effort));

@@ -1,15 +1,9 @@
 //! 2,000 waiters on locks of their own and 5,000 holds while no server answers: client CPU meanwhile, and the time
 //! until all are served when the server comes back.
 
-use std::num::NonZeroU32;
-use std::time::{Duration, Instant};
-
 use cluster_testenv::Proxy;
-use redis_rwlock::{HoldState, RedisManager, RwLockManager, WriteGuard};
 
-use crate::setup::Target::AtMost;
-use crate::setup::process::client_time;
-use crate::setup::{Effort, few_at_a_time, runtime, spawn_writes, start_proxied_node, tell};
+use super::*;
 
 /// Lease whose renewals come due within the outage, and it does not end before the outage does.
 const LEASE: Duration = Duration::from_secs(20);

@@ -2,15 +2,7 @@
 //! alone; then with two of five killed, black-holed and frozen, the other three being the same. The rows take turns
 //! operation by operation, so whatever else the machine does hits all of them alike.
 
-use std::time::{Duration, Instant};
-
-use cluster_testenv::Node;
-use futures_util::future::join_all;
-use redis_rwlock::{QuorumManager, TwoKeyManager};
-
-use crate::setup::Target::AtMost;
-use crate::setup::process::resident_bytes;
-use crate::setup::{Bare, CommandStats, Effort, p50_us, pair, runtime, start_node, start_proxied_node, tell_ratio};
+use super::*;
 
 enum Row {
     FanOuts(Vec<Bare>),

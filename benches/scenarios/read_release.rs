@@ -1,13 +1,7 @@
 //! Server time for the release of a read hold when 1, 100 and 1,000 other managers read the same lock. The server does
 //! one thing at a time, so a cost that grows with the readers would delay all clients.
 
-use cluster_testenv::Node;
-use redis_rwlock::{ReadGuard, RedisManager, RwLockManager};
-
-use crate::setup::Target::AtMost;
-use crate::setup::{
-    Bare, CommandStats, Effort, foreign_id, lock_key, manager, median, runtime, start_node, tell_ratio,
-};
+use super::*;
 
 const OTHERS: [usize; 3] = [1, 100, 1000];
 /// Managers among the others. The rest are ids of managers that do not exist, which is all that the server sees.

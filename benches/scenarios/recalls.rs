@@ -3,20 +3,7 @@
 
 mod minimal;
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use cluster_testenv::Node;
-use futures_util::future::join_all;
-use redis_rwlock::{ReadGuard, RedisManager, RwLockManager};
-
-use crate::setup::Target::AtMost;
-use crate::setup::child::{Worker, obey};
-use crate::setup::process::{processor_time, resident_bytes};
-use crate::setup::{
-    Bare, CommandStats, Effort, Messages, few_at_a_time, foreign_id, lock_key, median, micros, runtime, start_node,
-    tell, tell_ratio, timed,
-};
+use super::*;
 
 const CACHE_FOR: Duration = Duration::from_secs(600);
 /// Processes that read, none of which is inside.

@@ -5,20 +5,13 @@
 //! lock. An element is an acquisition with its release.
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use cluster_testenv::{Cluster, Masters, Node};
+use cluster_testenv::Masters;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput};
-use redis_rwlock::{
-    Build, Builder, Durability, MemoryManager, QuorumManager, RedisManager, Replicas, RwLockManager, Topology,
-    TwoKeyManager,
-};
-use tokio::runtime::Runtime;
-use tokio::task::JoinSet;
+use redis_rwlock::{Build, Builder, MemoryManager};
 
-use crate::setup::{Effort, connect, server, start_node, start_pair};
+use super::*;
 
 /// Time limit for the acknowledgement of a replica. It is long, because with this many tasks the acknowledgement may be
 /// late on a machine with two cores.

@@ -5,12 +5,8 @@
 //! the request and writing the answer. Requests come in batches, so that the server has something to do all the time.
 //! For uncontended pairs they also come one by one, where most of the time goes into the network.
 
-use cluster_testenv::Client;
-
-use crate::setup::Target::AtMost;
+use super::*;
 use crate::setup::portable::portable;
-use crate::setup::scripts::hash;
-use crate::setup::{Effort, LOCK_SHAPE, NO_OP, load, median, send, server, server_cpu_us, start_node, tell};
 
 /// Calls of one kind between two looks at the server's CPU time.
 const CALLS: usize = 300;
@@ -73,6 +69,11 @@ struct Set {
 }
 
 impl Set {
+    fn load(client: &mut Client, texts: [impl AsRef<str>; 3], limits: &'static [&'static str]) -> Self {
+        let [acquire, leave, renew] = texts.map(|text| load(client, text.as_ref()));
+        Self { acquire, leave, renew, limits }
+    }
+
     fn acquire(&self, key: &str, n: usize, mode: &str, patience_ms: &str) -> Command {
         let call = ["EVALSHA", &self.acquire, "1", key, "9000000000000", &id(n), mode, "10000", patience_ms, "64"];
         call.iter().chain(self.limits).map(|&word| word.to_owned()).collect()
@@ -170,14 +171,10 @@ pub(crate) fn run(effort: Effort) {
     let mut bench = Bench { client: node.client().expect("the server answers"), locks: 0 };
     let [no_op, shape] = [NO_OP, LOCK_SHAPE].map(|text| load(&mut bench.client, text));
     let old = [OLD_ACQUIRE, OLD_LEAVE, OLD_RENEW].map(|text| text.replace("--@queue", OLD_QUEUE));
-    let [acquire, leave, renew] = old.map(|text| load(&mut bench.client, &text));
-    let old = Set { acquire, leave, renew, limits: &["1000", "3000"] };
-    let new = [hash::ACQUIRE, hash::LEAVE, hash::RENEW];
-    let [acquire, leave, renew] = new.map(|text| load(&mut bench.client, text));
-    let new = Set { acquire, leave, renew, limits: &["1000 3000"] };
-    let forms = [hash::ACQUIRE, hash::LEAVE, hash::RENEW].map(portable);
-    let [acquire, leave, renew] = forms.map(|text| load(&mut bench.client, &text));
-    let portable = Set { acquire, leave, renew, limits: &["1000 3000"] };
+    let old = Set::load(&mut bench.client, old, &["1000", "3000"]);
+    let texts = [hash::ACQUIRE, hash::LEAVE, hash::RENEW];
+    let new = Set::load(&mut bench.client, texts, &[TIMESTAMP_CLIENTS]);
+    let portable = Set::load(&mut bench.client, texts.map(portable), &[TIMESTAMP_CLIENTS]);
     for (name, case, at_once, judge) in CASES {
         let mut costs = [const { Vec::new() }; 5];
         for _ in 0..effort.of(31, 9, 1) {

@@ -106,6 +106,12 @@ pub(crate) async fn manager(node: &Node) -> RedisManager {
     connect(RedisManager::builder(node.url())).await
 }
 
+/// Connects a manager whose readers join for as long as any run lasts, and which renews nothing.
+pub(crate) async fn joining_manager(node: &Node) -> RedisManager {
+    let builder = RedisManager::builder(node.url()).join_window(LONG_LEASE).lease(LONG_LEASE);
+    builder.max_hold(Duration::MAX).connect().await.expect("a manager")
+}
+
 /// Acquires a lock for writing and releases it. Returns the time that both took.
 pub(crate) async fn pair(manager: &impl RwLockManager, name: &str) -> Duration {
     let began = Instant::now();
@@ -419,6 +425,15 @@ pub(crate) fn median(samples: &mut [f64]) -> f64 {
     assert!(!samples.is_empty());
     samples.sort_unstable_by(f64::total_cmp);
     samples[samples.len() / 2]
+}
+
+/// Returns the row to measure next, again and again, and whether the sample counts. Odd turns go backwards, so that no
+/// row always follows the same other. A tenth more turns come first, and only warm up.
+pub(crate) fn in_turns(rows: usize, turns: usize) -> impl Iterator<Item = (usize, bool)> {
+    let warm = turns / 10;
+    (0..turns + warm).flat_map(move |turn| {
+        (0..rows).map(move |step| (if turn.is_multiple_of(2) { step } else { rows - 1 - step }, turn >= warm))
+    })
 }
 
 /// Both sides of a comparison, which take turns.

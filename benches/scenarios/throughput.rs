@@ -8,21 +8,11 @@ mod minimal;
 #[path = "../instructions/src/pairs.rs"]
 pub(crate) mod pairs;
 
-use std::env;
 use std::process::Command;
-use std::time::Instant;
 
-use cluster_testenv::Node;
 use pairs::TASKS;
-use redis_rwlock::RedisManager;
-use tokio::task::JoinSet;
 
-use crate::setup::Target::{AtLeast, AtMost};
-use crate::setup::child::Worker;
-use crate::setup::process::{processor_time, time_of_threads};
-use crate::setup::{
-    Bare, Effort, Sides, TIMESTAMP_CLIENTS, digest, foreign_id, lock_key, median, micros, runtime, scripts, start_node,
-};
+use super::*;
 
 /// Code that carries the scripts of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,7 +113,7 @@ pub(crate) fn run(effort: Effort) {
     runtime().block_on(async {
         let manager = pairs::manager(&node.url()).await.expect("a manager");
         let minimal = minimal::Connection::connect(&node.url()).await;
-        let digests = [scripts::hash::ACQUIRE, scripts::hash::LEAVE].map(digest);
+        let digests = [hash::ACQUIRE, hash::LEAVE].map(digest);
         measure(effort, &Carriers { manager, bare: Bare::connect(&node).await, minimal, digests }).await;
     });
     match env::var("BENCH_BEFORE") {

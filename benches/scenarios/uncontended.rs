@@ -1,15 +1,9 @@
 //! A task acquires and releases a lock that no other task wants: time that the crate adds to round trips and scripts.
 //! The rows take turns operation by operation, so any other load of the machine affects all of them alike.
 
-use std::time::{Duration, Instant};
+use redis_rwlock::{NamedLock, write};
 
-use cluster_testenv::Node;
-use redis_rwlock::{NamedLock, RedisManager, RwLockManager, write};
-
-use crate::setup::Target::AtMost;
-use crate::setup::{
-    Bare, CommandStats, Effort, foreign_id, manager, p50_us, pair, runtimes, start_node, tell, tell_ratio,
-};
+use super::*;
 
 /// Key of the bare calls, beside that of the crate.
 const KEY: &str = "rwlock:{bench}:bare";
@@ -36,15 +30,9 @@ impl Rows {
 /// Returns the p50 of each row, in microseconds.
 async fn p50s(mut rows: Rows, turns: usize) -> [f64; ROWS] {
     let mut samples = [const { Vec::new() }; ROWS];
-    for turn in 0..turns + turns / 10 {
-        for step in 0..ROWS {
-            // Forwards and backwards by turns, so that no row always follows the same other.
-            let row = if turn.is_multiple_of(2) { step } else { ROWS - 1 - step };
-            let took = rows.measure(row).await;
-            if turn >= turns / 10 {
-                samples[row].push(took);
-            }
-        }
+    for (row, counts) in in_turns(ROWS, turns) {
+        let took = rows.measure(row).await;
+        samples[row].extend(counts.then_some(took));
     }
     samples.map(|mut samples| p50_us(&mut samples))
 }
@@ -94,21 +82,12 @@ async fn pair_of_all(manager: &RedisManager, names: &[NamedLock]) -> Duration {
 /// Returns the p50 of three names and of one, in microseconds.
 async fn p50s_of_names(manager: RedisManager, turns: usize) -> [f64; 2] {
     let names = NAMES.map(write);
-    let (mut three, mut one) = (Vec::new(), Vec::new());
-    for turn in 0..turns + turns / 10 {
-        let took = match turn.is_multiple_of(2) {
-            true => [pair_of_all(&manager, &names).await, pair(&manager, "bench").await],
-            false => {
-                let one = pair(&manager, "bench").await;
-                [pair_of_all(&manager, &names).await, one]
-            }
-        };
-        if turn >= turns / 10 {
-            three.push(took[0]);
-            one.push(took[1]);
-        }
+    let mut samples = [const { Vec::new() }; 2];
+    for (row, counts) in in_turns(2, turns) {
+        let took = if row == 0 { pair_of_all(&manager, &names).await } else { pair(&manager, "bench").await };
+        samples[row].extend(counts.then_some(took));
     }
-    [three, one].map(|mut samples| p50_us(&mut samples))
+    samples.map(|mut samples| p50_us(&mut samples))
 }
 
 /// A task acquires three free names on one node in one step and releases them, beside the same with one name. All requests

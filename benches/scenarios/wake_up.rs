@@ -1,16 +1,12 @@
 //! Time until a waiter in another process is inside after a release, when all was quiet for a while, beside a bare
 //! message that the server pushes; and how often threads are woken for it.
 
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, Sender};
 
-use redis_rwlock::{RedisManager, RwLockManager, WriteGuard};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 
-use crate::setup::Target::AtMost;
+use super::*;
 use crate::setup::process::wake_ups;
-use crate::setup::{Bare, Effort, Messages, Sides, micros, start_node, tell_ratio};
 
 const CHANNEL: &str = "{wake}:bare";
 /// Quiet before a wake-up, and how many times a bare message's the wake-up may take.

@@ -1,10 +1,7 @@
 //! Answers of both sides, and the difference that is allowed between them.
 
-use std::time::Duration;
-
-use crate::store::{
-    Absence, Acquired, Converted, Forced, Holder, Mode, NamedHolder, Noted, ReleaseReply, Renewed, View,
-};
+use super::*;
+use crate::store::{Absence, Holder, NamedHolder, Noted, ReleaseReply};
 
 /// Live holders when an answer was given.
 #[derive(Debug, Default)]

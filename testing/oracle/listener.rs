@@ -1,9 +1,7 @@
 //! Published messages of a server.
 
-use cluster_testenv::{Client, Node};
-
 use super::operation::MANAGER;
-use crate::base::key::Key;
+use super::*;
 
 /// Receives the messages that are published to waiters of a lock, and its recalls.
 pub(super) struct Listener {

@@ -1,12 +1,7 @@
 //! Random operations for both sides.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
-
-use proptest::collection::vec;
-use proptest::prelude::*;
-
-use crate::store::{AcquireRequest, AcquisitionId, IfTaken, Mode};
+use super::*;
+use crate::store::{AcquireRequest, IfTaken};
 
 /// Scheme that is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,26 +1,15 @@
 //! Pairs of a lock on a server and the same lock in memory.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
-
-use cluster_testenv::{Client, Node, NodeClock, Reply};
-use proptest::prelude::*;
+use cluster_testenv::{NodeClock, Reply};
 use proptest::test_runner::TestCaseResult;
 use tokio::runtime::Runtime;
 
 use super::answer::{Answer, LiveHolders};
-use super::listener::Listener;
-use super::operation::{Face, MODES, Operation, Renews, Waiting, Wish, acquisition};
-use super::{Setting, TIMESTAMP_CLIENTS};
-use crate::base::key::Key;
+use super::operation::{MODES, Renews, Waiting, Wish, acquisition};
+use super::*;
 use crate::base::lease::{FencingToken, ServerTime};
-use crate::store::lua::LuaScheme;
-use crate::store::memory::{GrantNotification, PendingRecall, Record, TimestampClientsMs};
-use crate::store::{
-    Acquired, AcquisitionId, Answered, Attempt, Converted, Forced, Mode, Note, ReleaseRequest, RenewalRequest, Renewed,
-    Scheme, View,
-};
+use crate::store::memory::{GrantNotification, PendingRecall};
+use crate::store::{Answered, Attempt, Note, ReleaseRequest, RenewalRequest, Scheme};
 
 /// Limit that is longer than any history.
 const DAY_MS: i64 = 24 * 3600 * 1000;

@@ -24,16 +24,9 @@ mod starts;
 mod tidiness;
 mod tokens;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
-
-use super::history::{
-    Attempt, End, Event, Guard, Held, History, Id, Letting, Lock, Micros, Op, Place, Process, RecallEvent, Recalled,
-    Released, Reply, Request, Seen, SentGrant, Shown, What, Wish,
-};
-use crate::base::error::LossReason;
-use crate::store::{Floor, Mode};
 use facts::{AttemptFacts, Facts, Given, GuardFacts, MS, QuorumFacts, RequestFacts, SECOND, Trust, id_of};
+
+use super::*;
 
 /// Broken promise, with the index of the event that broke it.
 #[derive(Clone, PartialEq, Debug)]

@@ -1,15 +1,8 @@
 //! Control over the polls of a virtual process's futures, for pauses, crashes and dropped futures.
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::AtomicU8;
 
-use tokio::sync::Notify;
-
-use super::history::Attempt;
-use super::world::World;
-use crate::store::BoxFuture;
+use super::*;
 
 const OPEN: u8 = 0;
 const CLOSED: u8 = 1;

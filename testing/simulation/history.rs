@@ -1,10 +1,7 @@
 //! History of a run, with the observations of users, the messages, and the actions of the store. Checkers read nothing
 //! else.
 
-use std::fmt;
-
-use crate::base::error::{Error, LossReason};
-use crate::store::{Floor, Mode};
+use super::*;
 
 /// True time since the start of the run, in microseconds.
 pub type Micros = u64;
@@ -111,6 +108,16 @@ impl Op {
     pub fn is_leave(self) -> bool {
         matches!(self, Self::Leave { .. })
     }
+
+    /// Returns true if the hold may be cached.
+    pub fn caches(self) -> bool {
+        matches!(
+            self,
+            Self::Acquire { caches: true, .. }
+                | Self::Conversion { caches: true, .. }
+                | Self::Renew { caches: true, .. }
+        )
+    }
 }
 
 /// Answer of the server.
@@ -150,6 +157,16 @@ pub enum Reply {
     View(Shown),
     Forced(Vec<Id>),
     Time,
+}
+
+impl Reply {
+    /// Returns true if a waiter is reported. `None` for an answer without a hold.
+    pub fn is_waited_for(&self) -> Option<bool> {
+        match self {
+            Self::Granted { is_waited_for, .. } | Self::Renewed { is_waited_for, .. } => Some(*is_waited_for),
+            _ => None,
+        }
+    }
 }
 
 /// Result of an inspection.

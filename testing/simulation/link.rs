@@ -3,34 +3,19 @@
 
 mod master;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use futures_util::stream::BoxStream;
-use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
-
-use super::history::{Lock, Place, What};
-use super::mutants::Mutant;
-use super::runtime::{self, Runtime};
-use super::world::{Address, Answer, Delivery, Fates, Parcel, Unsubscribe, Wire, World, lock_of};
-use super::{sleep, sleep_ms};
-use crate::base::attempt::{self, NodeId};
-use crate::base::clock::Clock;
-use crate::base::health::{NodeHealth, Traffic};
-use crate::base::key::{Key, Listing};
-use crate::base::lease::{self, ClockSample, FencingToken, Moment, ServerTime};
-use crate::base::options::Options;
-use crate::base::recalls::Recalls;
-use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Attempt, BoxFuture, Converted, Failure, Floor, Forced,
-    Granted, MasterScheme, Mode, Notification, NotifyingScheme, RecallingScheme, ReleaseReply, ReleaseRequest,
-    RenewalRequest, Renewed, Route, Scheme, ServerContact, Subscription, View,
-};
 use master::Master;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::world::{Delivery, Fates, Unsubscribe, Wire, lock_of};
+use super::*;
+use crate::base::health::{NodeHealth, Traffic};
+use crate::base::key::Listing;
+use crate::store::{
+    Attempt, Failure, NotifyingScheme, RecallingScheme, ReleaseRequest, RenewalRequest, Route, ServerContact,
+    Subscription,
+};
 
 /// Greatest age of a clock sample, as in the transport.
 const MAX_SAMPLE_AGE: Duration = Duration::from_secs(5);

@@ -1,6 +1,5 @@
 //! Machines. Each machine runs a process with its runtimes and their tasks. The process can pause, die or be closed.
 
-use super::runtime::Runtime;
 use super::*;
 
 /// Machine with its process and tasks.

@@ -1,14 +1,10 @@
 //! Locks with planted faults, which show that a checker reports each fault. The code of the faults is in the fault
 //! layer, and the crate has none of it.
 
-use std::collections::{HashMap, HashSet};
-
-use super::history::Place;
-use super::world::{Answer, Parcel, operate};
-use crate::base::key::Key;
-use crate::base::lease::{FencingToken, MAX_TOKENS, Moment, ServerTime};
-use crate::store::memory::{GrantNotification, PendingRecall, Record};
-use crate::store::{AcquireRequest, Acquired, AcquisitionId, Converted, Granted, IfTaken, Mode, ReleaseReply, Renewed};
+use super::world::operate;
+use super::*;
+use crate::base::lease::MAX_TOKENS;
+use crate::store::memory::GrantNotification;
 
 macro_rules! mutants {
     ($($(#[$fault:meta])* $mutant:ident,)*) => {

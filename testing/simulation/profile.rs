@@ -1,12 +1,8 @@
 //! Faults of a run, and how often they happen.
 
-use std::time::Duration;
-
-use super::scenes::Scene;
-use crate::base::durability::{Durability, Replicas};
-use crate::base::options::Options;
+use super::*;
+use crate::base::durability::Replicas;
 use crate::store::memory::RecordLimits;
-use crate::store::quorum::Restarts;
 
 /// Course of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -161,9 +161,9 @@ fn future_that_is_dropped_at_any_wait_leaves_no_rest() {
     for profile in [CALM, COPIES] {
         let times = (1..14).chain(50..70).map(Fault::DroppedAfter);
         let outcomes = all(profile, seeds_of_build(120), (0..16).map(Fault::Dropped).chain(times));
-        assert!(outcomes.iter().any(|outcome| !outcome.armed.is_empty() && !outcome.is_handed_out), "after the arming");
-        assert!(outcomes.iter().any(|outcome| outcome.armed.is_empty()), "before it");
-        assert!(outcomes.iter().any(|outcome| outcome.is_handed_out), "after the guard");
+        assert_one(&outcomes, "after the arming", |outcome| !outcome.armed.is_empty() && !outcome.is_handed_out);
+        assert_one(&outcomes, "before it", |outcome| outcome.armed.is_empty());
+        assert_one(&outcomes, "after the guard", |outcome| outcome.is_handed_out);
     }
 }
 
@@ -172,29 +172,24 @@ fn process_that_dies_leaves_a_rest_only_from_its_arming_on() {
     for profile in [CALM, COPIES] {
         let times = (0..14).chain((14..140).step_by(9)).map(Fault::Dies);
         let outcomes = all(profile, seeds_of_build(120), times);
-        let dies = |is_armed: bool, is_left: bool| {
-            outcomes
-                .iter()
-                .filter(|outcome| !outcome.is_handed_out)
-                .any(|outcome| outcome.armed.is_empty() != is_armed && outcome.is_left == is_left)
-        };
-        assert!(dies(false, false), "before the arming");
-        assert!(dies(true, true), "after the arming");
-        assert!(outcomes.iter().any(|outcome| outcome.is_handed_out), "with its guard");
+        let dies = |outcome: &Outcome| (!outcome.is_handed_out).then_some((!outcome.armed.is_empty(), outcome.is_left));
+        assert_one(&outcomes, "before the arming", |outcome| dies(outcome) == Some((false, false)));
+        assert_one(&outcomes, "after the arming", |outcome| dies(outcome) == Some((true, true)));
+        assert_one(&outcomes, "with its guard", |outcome| outcome.is_handed_out);
     }
 }
 
 #[test]
 fn acquisition_that_ends_at_its_limit_leaves_no_rest() {
     let outcomes = all(COPIES, seeds_of_build(120), [1, 4, 40, 52, 60].into_iter().map(Fault::Limit));
-    assert!(outcomes.iter().any(|outcome| !outcome.armed.is_empty() && !outcome.is_handed_out), "after the arming");
+    assert_one(&outcomes, "after the arming", |outcome| !outcome.armed.is_empty() && !outcome.is_handed_out);
 }
 
 #[test]
 fn close_leaves_a_rest_of_each_guard_and_of_nothing_else() {
     let outcomes = all(COPIES, seeds_of_build(120), [0, 2, 5, 9, 30, 60, 90].into_iter().map(Fault::Closed));
-    assert!(outcomes.iter().any(|outcome| !outcome.armed.is_empty() && !outcome.is_handed_out), "after the arming");
-    assert!(outcomes.iter().any(|outcome| outcome.is_handed_out), "with its guard");
+    assert_one(&outcomes, "after the arming", |outcome| !outcome.armed.is_empty() && !outcome.is_handed_out);
+    assert_one(&outcomes, "with its guard", |outcome| outcome.is_handed_out);
 }
 
 // --- Cron jobs.

@@ -2,18 +2,9 @@
 //! share the clock of the run. Background work of the engine belongs to none of them.
 
 use std::cell::RefCell;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
 
-use parking_lot::Mutex;
-
-use super::gate::{Gate, Pausable};
-use super::history::{Guard as GuardNo, Letting, What, Wish};
-use super::workload::AnyGuard;
-use super::world::World;
-use crate::store::BoxFuture;
+use super::history::Guard as GuardNo;
+use super::*;
 
 /// Runtime of a process.
 #[derive(Default)]

@@ -2,8 +2,6 @@
 
 mod cached;
 
-use super::history::Attempt;
-use super::runtime::Runtime;
 use super::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +97,12 @@ impl Actor {
         hand
     }
 
+    /// Takes a lock, keeps it for a time, and releases it.
+    async fn visits(&self, wish: Wish, for_ms: u64) {
+        let held = self.takes(wish).await;
+        self.keeps_and_releases(held, for_ms).await;
+    }
+
     async fn keeps_and_releases(&self, held: Option<Hand>, for_ms: u64) {
         if let Some(hand) = held {
             self.hold_for(&hand, for_ms).await;
@@ -190,8 +194,7 @@ async fn other_runtime(world: &Arc<World>, scene: Scene) {
 async fn offer_to_nobody(world: &Arc<World>) {
     let (player, other) = (enters(world, 0), enters(world, 1));
     // A lock without a record has one token, and none to hand on.
-    let held = player.takes(wish(b'a', Mode::Write)).await;
-    player.keeps_and_releases(held, 100).await;
+    player.visits(wish(b'a', Mode::Write), 100).await;
     // Longer than earlier messages can be on their way.
     sleep_ms(11_000).await;
     let long = Wish { lease_ms: 30_000, ..wish(b'a', Mode::Write) };
@@ -207,8 +210,7 @@ async fn offer_to_nobody(world: &Arc<World>) {
     };
     tokio::join!(inside, polls);
     let waits = Wish { wait_ms: Some(15_000), ..wish(b'a', Mode::Write) };
-    let held = other.takes(waits).await;
-    other.keeps_and_releases(held, 100).await;
+    other.visits(waits, 100).await;
     nobody.gives_up();
     // The server keeps records of long leases for long.
     sleep_ms(60_000).await;
@@ -252,9 +254,7 @@ async fn upgrade_in_doubt(world: &Arc<World>, down: Down) {
     player.sample(&hand);
     world.comes_up(0);
     player.keeps_and_releases(Some(hand), 2_000).await;
-    let other = enters(world, 1);
-    let held = other.takes(wish(b'a', Mode::Write)).await;
-    other.keeps_and_releases(held, 100).await;
+    enters(world, 1).visits(wish(b'a', Mode::Write), 100).await;
 }
 
 async fn nested_limit(world: &Arc<World>) {
@@ -262,8 +262,7 @@ async fn nested_limit(world: &Arc<World>) {
     let outer_wish = Wish { reentrant: true, ..wish(b'a', Mode::Write) };
     let outer = player.takes(outer_wish).await.expect("the lock is free");
     let inner_wish = Wish { within: Some(outer.number), max_hold_ms: 1_000, ..outer_wish };
-    let inner = player.takes(inner_wish).await;
-    player.keeps_and_releases(inner, 2_000).await;
+    player.visits(inner_wish, 2_000).await;
     player.releases(outer).await;
 }
 
@@ -282,11 +281,7 @@ async fn burst(world: &Arc<World>) {
     let player = enters(world, 0);
     let held = player.takes(wish(b'z', Mode::Write)).await;
     let many = (b'!'..=b'~').filter(|lock| *lock != b'z' && *lock != b'{' && *lock != b'}');
-    let all = &player;
-    let others = futures_util::future::join_all(many.map(|lock| async move {
-        let held = all.takes(wish(lock, Mode::Write)).await;
-        all.keeps_and_releases(held, 0).await;
-    }));
+    let others = futures_util::future::join_all(many.map(|lock| player.visits(wish(lock, Mode::Write), 0)));
     tokio::join!(player.keeps_and_releases(held, 2 * LEASE_MS), others);
 }
 
@@ -294,8 +289,7 @@ async fn hot_lock(world: &Arc<World>) {
     let player = enters(world, 0);
     for pairs in [400, 2] {
         for _ in 0..pairs {
-            let held = player.takes(wish(b'a', Mode::Write)).await;
-            player.keeps_and_releases(held, 0).await;
+            player.visits(wish(b'a', Mode::Write), 0).await;
         }
         world.goes_down(0, Down::Refusing);
         sleep_ms(1).await;

@@ -195,7 +195,7 @@ fn all(profile: Profile, seeds: u64, faults: impl Iterator<Item = Fault> + Clone
 fn ticket_passes_the_lock_on_once_whatever_is_lost_or_comes_twice() {
     for profile in [CALM, LOSSY, COPIES, REPLICATED] {
         let outcomes = all(profile, seeds_of_build(150), [Fault::None].into_iter());
-        assert!(outcomes.iter().any(|outcome| outcome.adopted == 1), "{}", profile.name);
+        assert_one(&outcomes, profile.name, |outcome| outcome.adopted == 1);
         assert!(profile.name != CALM.name || outcomes.iter().all(|outcome| outcome.adopted == 1), "nothing is lost");
     }
 }
@@ -204,7 +204,7 @@ fn ticket_passes_the_lock_on_once_whatever_is_lost_or_comes_twice() {
 fn lost_ticket_ends_with_its_time() {
     for profile in [CALM, COPIES] {
         let outcomes = all(profile, seeds_of_build(60), [Fault::TicketLost].into_iter());
-        assert!(outcomes.iter().any(|outcome| outcome.is_left), "{}", profile.name);
+        assert_one(&outcomes, profile.name, |outcome| outcome.is_left);
     }
 }
 
@@ -213,9 +213,9 @@ fn step_that_is_dropped_at_any_wait_leaves_nothing() {
     for profile in [CALM, COPIES] {
         let faults = (0..9).flat_map(|waits| [Fault::DetachmentDropped(waits), Fault::AdoptionDropped(waits)]);
         let outcomes = all(profile, seeds_of_build(60), faults);
-        assert!(outcomes.iter().any(|outcome| !outcome.is_detached), "before the ticket");
-        assert!(outcomes.iter().any(|outcome| outcome.is_detached && outcome.adopted == 0), "before the guard");
-        assert!(outcomes.iter().any(|outcome| outcome.adopted == 1), "after it");
+        assert_one(&outcomes, "before the ticket", |outcome| !outcome.is_detached);
+        assert_one(&outcomes, "before the guard", |outcome| outcome.is_detached && outcome.adopted == 0);
+        assert_one(&outcomes, "after it", |outcome| outcome.adopted == 1);
     }
 }
 
@@ -225,7 +225,7 @@ fn process_that_dies_at_any_step_leaves_no_second_guard() {
         let times = (0..20).step_by(2).chain((20..200).step_by(20));
         let faults = times.flat_map(|after_ms| [0, 1, 2].map(|process| Fault::Dies(process, after_ms)));
         let outcomes = all(profile, seeds_of_build(60), faults);
-        assert!(outcomes.iter().any(|outcome| !outcome.is_detached), "before the ticket");
-        assert!(outcomes.iter().any(|outcome| outcome.adopted == 1), "after the guard");
+        assert_one(&outcomes, "before the ticket", |outcome| !outcome.is_detached);
+        assert_one(&outcomes, "after the guard", |outcome| outcome.adopted == 1);
     }
 }

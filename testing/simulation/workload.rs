@@ -1,29 +1,17 @@
 //! Workload of users: tasks that take locks in every way the crate offers, and let go of them in every way there is.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use super::gate::{ActingFor, CutAt};
-use super::history::{Attempt, End, Guard as GuardNo, Id, Letting, Lock, Released, What, Wish};
+use super::history::Guard as GuardNo;
 use super::link::Link;
-use super::mutants::Mutant;
-use super::runtime::{Hand, Otherwise, Runtime};
-use super::world::{Address, Live, World, ids_of, is_valid, millis};
-use super::{sleep, sleep_ms};
+use super::runtime::Otherwise;
+use super::world::{Live, is_valid};
+use super::*;
 use crate::base::background_runtime::BackgroundRuntime;
-use crate::base::durability::Durability;
-use crate::base::error::{Error, LossReason, Result};
-use crate::base::key::Key;
-use crate::base::lease::{self, FencingToken};
-use crate::base::options::Options;
-use crate::base::reentry::OwnerId;
+use crate::base::error::Result;
 use crate::engine::Engine;
 use crate::face::acquire::Acquire;
-use crate::face::guard::{Guard, HoldWatch, ReadGuard, WriteGuard};
-use crate::face::manager::{RwLockManager, Sealed};
-use crate::lock::hold::HoldState;
-use crate::store::quorum::{Margins, Quorum};
-use crate::store::{MasterScheme, Mode, Scheme};
+use crate::face::guard::{Guard, ReadGuard};
+use crate::face::manager::Sealed;
+use crate::store::quorum::Margins;
 
 /// Manager whose servers are those of the world.
 #[derive(Clone, Debug)]
@@ -319,7 +307,7 @@ impl Actor {
     pub fn granted(&self, attempt: Attempt, guard: AnyGuard, wish: Wish) -> Hand {
         let world = &self.world;
         let (number, id) = (world.next_guard(), guard.id());
-        let remaining_us = u64::try_from(guard.remaining().as_micros()).expect("leases are short");
+        let remaining_us = micros(guard.remaining());
         world.record(What::Granted { attempt, guard: number, id, token: guard.token().as_u64(), remaining_us });
         let key = self.manager.engine.key(&name(wish.lock)).expect("a valid name");
         let process = self.address.process;
@@ -361,7 +349,7 @@ impl Actor {
     pub fn sample(&self, hand: &Hand) {
         let key = self.manager.engine.key(&name(hand.wish.lock)).expect("a valid name");
         let server_ms = self.world.server_ms(&key, hand.id());
-        let remaining_us = Some(u64::try_from(hand.remaining().as_micros()).expect("leases are short"));
+        let remaining_us = Some(micros(hand.remaining()));
         let state = hand.state();
         let (valid, confirmed) = (is_valid(state), state == HoldState::Held);
         self.world.record(What::Sample { guard: hand.number, valid, confirmed, remaining_us, server_ms });

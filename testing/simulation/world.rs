@@ -11,41 +11,18 @@ mod parcel;
 mod recalls;
 mod replica;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::sync::OnceLock;
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, oneshot};
-
-use super::gate::Gate;
-use super::history::{
-    Attempt, Event, Guard, Held, History, Id, Lock, Micros, Op, Place, Process, RecallEvent, Recalled, Reply, Request,
-    Seen, SentGrant, Shown, What,
-};
-use super::mutants::{Mutant, Wrong, parse};
-use super::profile::Profile;
-use super::runtime::Runtime;
-use super::workload::AnyGuard;
-use super::{sleep, sleep_ms};
-use crate::base::attempt::{self, NodeId};
-use crate::base::clock::Clock;
-use crate::base::key::Key;
-use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
-use crate::base::recalls::{LiveSubscription, Liveness, Recall, Recalls};
-use crate::face::guard::HoldWatch;
-use crate::lock::hold::HoldState;
-use crate::store::memory::replica::Image;
-use crate::store::memory::{self, PendingRecall, Record, Store};
-use crate::store::quorum::Restarts;
-use crate::store::{
-    Absence, AcquireRequest, Acquired, AcquisitionId, Answered, Converted, Floor, Forced, Granted, IfTaken, Mode,
-    Notification, ReleaseReply, Renewed, View,
-};
 use notifications::{Message, ProcessLink, Subscriber};
 use parcel::Fate;
 use recalls::ListeningProcess;
+use tokio::sync::oneshot;
+
+use super::mutants::{Wrong, parse};
+use super::*;
+use crate::base::recalls::{LiveSubscription, Liveness, Recall};
+use crate::store::memory::replica::Image;
+use crate::store::memory::{self, Store};
 
 pub use network::Wire;
 pub use notifications::Unsubscribe;
@@ -170,6 +147,10 @@ pub struct Live {
     pub watch: HoldWatch,
 }
 
+pub fn micros(span: Duration) -> Micros {
+    Micros::try_from(span.as_micros()).expect("runs and leases are short")
+}
+
 pub fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_millis()).unwrap_or(u64::MAX)
 }
@@ -258,7 +239,7 @@ impl World {
     }
 
     pub fn now(&self) -> Micros {
-        u64::try_from(self.clock.now().since(self.origin).as_micros()).expect("runs are short")
+        micros(self.clock.now().since(self.origin))
     }
 
     /// Passes the memory of the mutants to `act`.

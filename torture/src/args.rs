@@ -2,12 +2,8 @@
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
-use std::time::Duration;
 
-use cluster_testenv::Server;
-use redis_rwlock::Replicas;
-
-use crate::Result;
+use super::*;
 
 pub(crate) const HELP: &str = "\
 usage: torture [OPTIONS]

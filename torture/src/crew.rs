@@ -1,18 +1,15 @@
 //! Worker processes, which the parent process starts, stops and kills.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::MutexGuard;
+use std::time::Instant;
 
-use cluster_testenv::wait_for;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, kill_process};
 
-use crate::Result;
-use crate::history::{History, Moment, now};
-use crate::worker::{ORDER, Order};
+use super::*;
+use crate::history::History;
+use crate::worker::ORDER;
 
 /// Limit for the end of a worker, which first finishes its work and releases its holds.
 const STOPPING: Duration = Duration::from_secs(20);

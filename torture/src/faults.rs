@@ -1,16 +1,9 @@
 //! Faults of servers, network and workers, and the levels that claim to survive each.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::Instant;
 
-use cluster_testenv::{Node, Server};
-use fastrand::Rng;
-
-use crate::Result;
-use crate::args::{Args, Level};
-use crate::crew::Crew;
-use crate::field::Field;
-use crate::tasks::LOCKS;
+use super::*;
 
 mod clocks;
 mod cluster;

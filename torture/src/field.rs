@@ -1,12 +1,6 @@
 //! Servers of a run, and their repair.
 
-use std::time::Duration;
-
-use cluster_testenv::{Cluster, Node, Reply, Server, wait_for};
-
-use crate::args::Level;
-use crate::tasks::lock_name;
-use crate::{PREFIX, Result};
+use super::*;
 
 /// Node timeout that is longer than any pause here. So only an order causes a failover, and a busy machine does not.
 const NODE_TIMEOUT: Duration = Duration::from_secs(15);

@@ -1,14 +1,11 @@
 //! Tasks that take several locks at once: random pairs and triples, in random modes, named in a random order.
 
-use std::time::Duration;
+use redis_rwlock::{AcquireAll, Error, GroupGuard, GroupLoss, NamedLock};
+use tokio::time::{Instant, sleep};
 
-use redis_rwlock::{AcquireAll, Error, GroupGuard, GroupLoss, Mode, NamedLock};
-use tokio::time::{Instant, sleep, timeout};
-
-use crate::Result;
-use crate::args::Plant;
-use crate::history::{Gift, Moment, Patience, nanos, now};
-use crate::tasks::{AFTER_A_FAILURE, COLD, HOT, Reading, SLOW, STEP, Task, lock_name, reason};
+use super::*;
+use crate::history::Patience;
+use crate::tasks::{AFTER_A_FAILURE, HOT, Reading, STEP, end_of, reason};
 
 /// Limit for the wait of a group. The queues are fair, so under the load of a run each group has its locks far sooner. A
 /// group that reaches the limit stands in a deadlock, or starves.
@@ -66,27 +63,32 @@ impl Task {
 
     async fn try_all(&mut self, wanted: &[(usize, Mode)]) -> Result<()> {
         let ids = self.journal.asks_all(&self.label, wanted, Patience::Brief);
-        match self.all(wanted).try_now().await {
-            Ok(Some(guard)) => self.use_all(Together { ids: &ids, wanted }, guard).await,
-            Ok(None) => {
-                self.all_gave_up(&ids, "taken");
-                Ok(())
-            }
-            Err(error) => self.all_failed(&ids, &error).await,
-        }
+        let outcome = self.all(wanted).try_now().await;
+        self.use_granted_all(Together { ids: &ids, wanted }, outcome, "taken").await
     }
 
     /// Drops the future after a short time, in which the group may hold some of its locks.
     async fn give_up_all_soon(&mut self, wanted: &[(usize, Mode)]) -> Result<()> {
         let ids = self.journal.asks_all(&self.label, wanted, Patience::Brief);
         let soon = Duration::from_micros(self.rng.u64(..50_000));
-        match timeout(soon, self.all(wanted)).await {
-            Ok(Ok(guard)) => self.use_all(Together { ids: &ids, wanted }, guard).await,
-            Ok(Err(error)) => self.all_failed(&ids, &error).await,
-            Err(_) => {
-                self.all_gave_up(&ids, "dropped");
+        let outcome = timeout(soon, self.all(wanted)).await.ok().transpose();
+        self.use_granted_all(Together { ids: &ids, wanted }, outcome, "dropped").await
+    }
+
+    /// Uses the locks if they were granted. Without a grant and without an error, the reason is `why`.
+    async fn use_granted_all(
+        &mut self,
+        group: Together<'_>,
+        outcome: Result<Option<GroupGuard>, Error>,
+        why: &str,
+    ) -> Result<()> {
+        match outcome {
+            Ok(Some(guard)) => self.use_all(group, guard).await,
+            Ok(None) => {
+                self.all_gave_up(group.ids, why);
                 Ok(())
             }
+            Err(error) => self.all_failed(group.ids, &error).await,
         }
     }
 
@@ -122,7 +124,7 @@ impl Task {
         let longest_ms = if is_slow { 1500 } else { 20 };
         let how_long = Duration::from_millis(self.rng.u64(..longest_ms));
         let tokens: Vec<u64> = guard.locks().map(|lock| lock.fencing_token.into()).collect();
-        let until = until(&guard).unwrap_or(0);
+        let until = end_of(|| guard.remaining()).unwrap_or(0);
         group.ids.iter().zip(&tokens).for_each(|(id, token)| self.journal.granted(*id, *token, until));
         let mut readings = Vec::new();
         for ((lock, mode), token) in group.wanted.iter().zip(&tokens) {
@@ -148,7 +150,7 @@ impl Task {
         if gift == Gift::Dropped {
             return drop(guard);
         }
-        let until = until(&guard).unwrap_or(0);
+        let until = end_of(|| guard.remaining()).unwrap_or(0);
         if guard.release().await.is_err() {
             group.wanted.iter().for_each(|(lock, _)| self.journal.kept(*lock, until));
         }
@@ -159,7 +161,7 @@ impl Task {
         let over = Instant::now() + how_long;
         let mut seen = 0;
         loop {
-            if let Some(until) = until(guard).filter(|until| *until > seen) {
+            if let Some(until) = end_of(|| guard.remaining()).filter(|until| *until > seen) {
                 group.ids.iter().for_each(|id| self.journal.valid(*id, until));
                 seen = until + nanos(STEP / 2);
             }
@@ -186,11 +188,4 @@ impl Task {
             }
         }
     }
-}
-
-/// Returns the first end of the local validity of all holds, by a clock that was read before.
-fn until(guard: &GroupGuard) -> Option<Moment> {
-    let before = now();
-    let remaining = guard.remaining();
-    (!remaining.is_zero()).then(|| before + nanos(remaining))
 }

@@ -6,14 +6,11 @@
 use std::fmt::{self, Display};
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use redis_rwlock::Mode;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::Result;
+use super::*;
 
 /// Moment in nanoseconds, by a clock that also runs while the machine is suspended.
 pub(crate) type Moment = u64;

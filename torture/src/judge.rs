@@ -6,15 +6,11 @@
 //! began last.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use redis_rwlock::Mode;
-
-use crate::crew::Told;
-use crate::faults::{Column, Mixes};
-use crate::history::{Moment, Origin, Use, nanos};
+use super::*;
+use crate::history::Use;
 use crate::observer::Sightings;
-use crate::register::{Kind, Ledger};
+use crate::register::Ledger;
 
 mod queue;
 

@@ -33,12 +33,30 @@ mod run;
 mod tasks;
 mod worker;
 
+use std::collections::HashSet;
 use std::env;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use crate::args::{Args, Asks, HELP};
-use crate::worker::Order;
+use cluster_testenv::{Cluster, Node, Reply, Server, wait_for};
+use fastrand::Rng;
+use redis_rwlock::{Mode, QuorumManager, RedisManager, Replicas, RwLockManager, Topology};
+use rustix::process::Signal;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use args::{Args, Asks, HELP, Level, Plant};
+use crew::{Crew, Told};
+use faults::{Column, Mixes};
+use field::Field;
+use history::{Gift, Journal, Moment, Origin, nanos, now};
+use register::{Client, Kind};
+use tasks::{COLD, LOCKS, SLOW, Task, lock_name};
+use worker::Order;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,19 +1,13 @@
 //! Observer of the queues. While the workers run, it inspects each lock again and again, because only the server knows
 //! the order of a queue. `judge/queue.rs` checks what the views prove.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
-use redis_rwlock::{LockView, Mode, RedisManager, RwLockManager, Topology};
-use tokio::sync::watch;
+use redis_rwlock::LockView;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::history::{Moment, now};
-use crate::tasks::{LOCKS, lock_name};
-use crate::{PREFIX, Result};
+use super::*;
 
 /// Pause between two views of a lock.
 const BETWEEN_VIEWS: Duration = Duration::from_millis(20);

@@ -6,14 +6,11 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::Result;
-use crate::history::{Moment, now};
+use super::*;
 
 /// Kind of a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,12 +1,9 @@
 //! Prints the table, and decides whether the run was successful.
 
 use std::fmt::Write;
-use std::time::Duration;
 
-use redis_rwlock::Replicas;
-
-use crate::args::{Args, Style};
-use crate::faults::Column;
+use super::*;
+use crate::args::Style;
 use crate::groups::GROUP_WAIT;
 use crate::judge::{Findings, GroupWaits, QueueChecks, Row};
 

@@ -1,29 +1,17 @@
 //! Performs one run. Starts servers and workers, causes and repairs faults by the seed, ends the processes, and judges
 //! the history.
 
-use std::env;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::Arc;
-use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::thread::sleep;
+use std::time::Instant;
+use std::{fs, process};
 
-use fastrand::Rng;
-use redis_rwlock::{QuorumManager, RedisManager, RwLockManager, Topology};
-
-use crate::args::{Args, Keeps, Level};
-use crate::crew::Crew;
-use crate::faults::{self, Column, Fault, Mixes, Scene};
-use crate::field::Field;
-use crate::history::now;
-use crate::judge::{self, Cycle, Evidence};
+use super::*;
+use crate::args::Keeps;
+use crate::faults::{Fault, Scene};
+use crate::judge::{Cycle, Evidence};
 use crate::observer::Observer;
 use crate::register::Registers;
-use crate::report::{self, Aftermath};
-use crate::tasks::{LOCKS, lock_name};
-use crate::worker::Order;
-use crate::{LEASE, LONGEST_LEASE, PREFIX, Result};
+use crate::report::Aftermath;
 
 /// Pause before the first fault.
 const CALM: Duration = Duration::from_secs(1);

@@ -1,19 +1,9 @@
 //! Tasks of a worker, which repeatedly take a lock, hold it for a time, and release it.
 
-use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
+use redis_rwlock::{Acquire, Error, Guard, LossReason, ReadGuard, WriteGuard};
+use tokio::time::{Instant, sleep};
 
-use fastrand::Rng;
-use redis_rwlock::{Acquire, Error, Guard, LossReason, Mode, ReadGuard, RwLockManager, WriteGuard};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
-
-use crate::args::{Level, Plant};
-use crate::history::{Gift, Journal, Moment, nanos, now};
-use crate::register::{Client, Kind};
-use crate::worker::Order;
-use crate::{LEASE, LONGEST_LEASE, Result, worker};
+use super::*;
 
 /// Locks by their use. Hot locks have many short holds, slow locks have long holds that are renewed, and cold locks
 /// have few users. One shard of a new cluster has most of the slow locks, and one has most of the cold locks. So a
@@ -156,9 +146,7 @@ impl Held {
     /// Returns the end of the hold's local validity, by a clock that was read before. Returns `None` after the end,
     /// because the moment of the end is unknown then.
     fn until(&self) -> Option<Moment> {
-        let before = now();
-        let remaining = self.remaining();
-        (!remaining.is_zero()).then(|| before + nanos(remaining))
+        end_of(|| self.remaining())
     }
 
     async fn lost(&self) -> LossReason {
@@ -174,6 +162,20 @@ impl Held {
             Self::Write(guard) => guard.release().await,
         }
     }
+
+    /// Downgrades a write hold, or upgrades a read hold if there is no other reader.
+    async fn convert(self) -> Result<Self, (Error, Self)> {
+        match self {
+            Self::Read(guard) => match guard.try_upgrade().await {
+                Ok(guard) => Ok(guard.into()),
+                Err(refused) => Err((refused.error().clone(), refused.into_guard().into())),
+            },
+            Self::Write(guard) => match guard.downgrade().await {
+                Ok(guard) => Ok(guard.into()),
+                Err(refused) => Err((refused.error().clone(), refused.into_guard().into())),
+            },
+        }
+    }
 }
 
 impl From<ReadGuard> for Held {
@@ -186,6 +188,13 @@ impl From<WriteGuard> for Held {
     fn from(guard: WriteGuard) -> Self {
         Self::Write(guard)
     }
+}
+
+/// Returns the end of a local validity, by a clock that is read before it. Returns `None` after the end.
+pub(crate) fn end_of(remaining: impl FnOnce() -> Duration) -> Option<Moment> {
+    let before = now();
+    let remaining = remaining();
+    (!remaining.is_zero()).then(|| before + nanos(remaining))
 }
 
 /// Lease of a hold, and the time for which its user holds it.
@@ -269,8 +278,8 @@ impl Task {
             60..75 => self.try_now(lock, self.locks.write(name)).await?,
             75..85 => self.try_now(lock, self.locks.read(name)).await?,
             85..90 => self.give_up_soon(lock, self.locks.write(name)).await?,
-            90..95 => self.downgrade(lock).await?,
-            _ => self.upgrade(lock).await?,
+            90..95 => self.convert(lock, self.locks.write(name)).await?,
+            _ => self.convert(lock, self.locks.read(name)).await?,
         }
         sleep(self.role.pause(&mut self.rng)).await;
         Ok(())
@@ -295,55 +304,47 @@ impl Task {
 
     async fn try_now<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let id = self.journal.asks(&self.label, lock, mode_of::<G>());
-        match acquire.try_now().await {
-            Ok(Some(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
-            Ok(None) => {
-                self.journal.gave_up(id, "taken");
-                Ok(())
-            }
-            Err(error) => self.failed(id, &error).await,
-        }
+        let outcome = acquire.try_now().await;
+        self.use_granted(id, lock, outcome, "taken").await
     }
 
     /// Drops the future after a short time.
     async fn give_up_soon<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let id = self.journal.asks(&self.label, lock, mode_of::<G>());
         let soon = Duration::from_micros(self.rng.u64(..20_000));
-        match timeout(soon, acquire.wait_timeout(WAIT)).await {
-            Ok(Ok(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
-            Ok(Err(error)) => self.failed(id, &error).await,
-            Err(_) => {
-                self.journal.gave_up(id, "dropped");
+        let outcome = timeout(soon, acquire.wait_timeout(WAIT)).await.ok().transpose();
+        self.use_granted(id, lock, outcome, "dropped").await
+    }
+
+    /// Uses the lock if it was granted. Without a grant and without an error, the reason is `why`.
+    async fn use_granted<G: Into<Held>>(
+        &mut self,
+        id: u64,
+        lock: usize,
+        outcome: Result<Option<G>, Error>,
+        why: &str,
+    ) -> Result<()> {
+        match outcome {
+            Ok(Some(guard)) => self.use_for_a_while(id, lock, guard.into()).await,
+            Ok(None) => {
+                self.journal.gave_up(id, why);
                 Ok(())
             }
+            Err(error) => self.failed(id, &error).await,
         }
     }
 
-    /// Takes a write lock, and downgrades it to read.
-    async fn downgrade(&mut self, lock: usize) -> Result<()> {
-        let acquire = self.locks.write(lock_name(lock));
+    /// Takes a lock, and converts its hold to the other mode.
+    async fn convert<G: Guard + Into<Held>>(&mut self, lock: usize, acquire: Acquire<G>) -> Result<()> {
         let Some((id, guard)) = self.take(lock, acquire).await? else { return Ok(()) };
-        let (held, how_long) = (Held::Write(guard), self.role.stay(&mut self.rng, &self.order));
-        let Some(Held::Write(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
+        let how_long = self.role.stay(&mut self.rng, &self.order);
+        let Some(held) = self.stay_inside(id, lock, guard.into(), how_long).await? else { return Ok(()) };
         self.journal.ends(id, Gift::Converted);
-        let id = self.journal.asks(&self.label, lock, Mode::Read);
-        match guard.downgrade().await {
-            Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
-            Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
-        }
-    }
-
-    /// Takes a read lock, and upgrades it to write if there is no other reader.
-    async fn upgrade(&mut self, lock: usize) -> Result<()> {
-        let acquire = self.locks.read(lock_name(lock));
-        let Some((id, guard)) = self.take(lock, acquire).await? else { return Ok(()) };
-        let (held, how_long) = (Held::Read(guard), self.role.stay(&mut self.rng, &self.order));
-        let Some(Held::Read(guard)) = self.stay_inside(id, lock, held, how_long).await? else { return Ok(()) };
-        self.journal.ends(id, Gift::Converted);
-        let id = self.journal.asks(&self.label, lock, Mode::Write);
-        match guard.try_upgrade().await {
-            Ok(guard) => self.use_for_a_while(id, lock, guard.into()).await,
-            Err(refused) => self.not_converted(id, lock, refused.error().clone(), refused.into_guard().into()).await,
+        let mode = if held.mode() == Mode::Read { Mode::Write } else { Mode::Read };
+        let id = self.journal.asks(&self.label, lock, mode);
+        match held.convert().await {
+            Ok(held) => self.use_for_a_while(id, lock, held).await,
+            Err((error, held)) => self.not_converted(id, lock, error, held).await,
         }
     }
 
@@ -438,11 +439,10 @@ impl Task {
     }
 
     pub(crate) async fn write(&mut self, lock: usize, token: u64, reading: Reading) -> Result<()> {
-        if let Some(read) = reading.fenced {
-            self.registers.write(Kind::Fenced, lock, token, read).await?;
-        }
-        if let Some(read) = reading.unfenced {
-            self.registers.write(Kind::Unfenced, lock, token, read).await?;
+        for (kind, read) in [(Kind::Fenced, reading.fenced), (Kind::Unfenced, reading.unfenced)] {
+            if let Some(read) = read {
+                self.registers.write(kind, lock, token, read).await?;
+            }
         }
         Ok(())
     }

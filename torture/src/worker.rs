@@ -1,24 +1,15 @@
 //! Worker process, whose tasks take locks, use the registers that the locks protect, and write the events into a
 //! journal.
 
-use std::env;
 use std::io::Read;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
-use fastrand::Rng;
-use redis_rwlock::{Build, Builder, Durability, QuorumManager, RedisManager, Replicas, RwLockManager, Topology};
-use rustix::process::{Signal, set_parent_process_death_signal};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use redis_rwlock::{Build, Builder, Durability};
+use rustix::process::set_parent_process_death_signal;
+use tokio::time::{Instant, sleep};
 
-use crate::args::{self, Level, Plant};
-use crate::history::{Journal, nanos, now};
-use crate::register::Client;
-use crate::tasks::{Role, Task};
-use crate::{LEASE, PREFIX, Result};
+use super::*;
+use crate::tasks::Role;
 
 /// Environment variable with the order for a worker.
 pub(crate) const ORDER: &str = "TORTURE_WORKER";

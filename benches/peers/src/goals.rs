@@ -1,8 +1,7 @@
 //! Goals for figures, as the issue tracker has them, and what was found. A figure is missed if its median misses.
 
-use crate::print;
+use super::*;
 use crate::setup::Target::{self, AtLeast, AtMost};
-use crate::table::{Chapter, Figure, Row, Table};
 
 /// A figure of ours, as multiples of a peer's of the same round if there is one.
 #[derive(Clone, Copy)]

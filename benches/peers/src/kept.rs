@@ -2,12 +2,8 @@
 //! time.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use cluster_testenv::Server;
-
-use crate::scenario::Scenario;
-use crate::table::{Chapter, Row, Table};
+use super::*;
 
 /// Folder of the results. It is in the target folder of cargo, so that `cargo clean` removes it.
 pub(crate) const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/figures");

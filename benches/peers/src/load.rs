@@ -1,10 +1,10 @@
 //! Orders to a worker and its answers. All workers use this one protocol with the driver, those in other languages too.
 //! README.md describes it.
 
-use std::time::Duration;
+use clap::Args;
+use serde::Serialize;
 
-use clap::{Args, ValueEnum};
-use serde::{Deserialize, Serialize};
+use super::*;
 
 /// Value of `writes` with which each acquisition writes.
 pub(crate) const ALL_WRITE: usize = 100;

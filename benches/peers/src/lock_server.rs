@@ -1,11 +1,7 @@
 //! Lock servers of dsync: processes of the program in Go, which keep locks in their memory.
 
-use std::time::Duration;
-
-use serde::Deserialize;
-
-use crate::process::{PATIENCE, Worker};
-use crate::program::Program;
+use super::*;
+use crate::process::PATIENCE;
 
 pub(crate) struct LockServer {
     process: Worker,

@@ -1,7 +1,8 @@
 //! Machine and commit of a measurement.
 
 use std::process::Command;
-use std::sync::LazyLock;
+
+use super::*;
 
 pub(crate) fn description() -> String {
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);

@@ -25,7 +25,29 @@ mod setup;
 mod table;
 mod worker;
 
-use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use cluster_testenv::{Node, Server};
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use serde::Deserialize;
+
+use load::{ALL_WRITE, Load, Outcome, Shape};
+use lock_server::LockServer;
+use measure::Turn;
+use peer::{Kind, LEASE, Mode, Peer, Role};
+use place::{Place, Servers};
+use process::{Worker, carry};
+use program::Program;
+use scenario::{Comparison, Scenario, Setting};
+use setup::*;
+use table::{Better, Chapter, Circumstances, Figure, Row, Table, Why};
 
 /// Compares redis-rwlock with other locks, and with what they are made of.
 #[derive(Parser)]

@@ -1,12 +1,6 @@
 //! Costs of a turn.
 
-use std::time::Duration;
-
-use cluster_testenv::Node;
-
-use crate::lock_server::LockServer;
-use crate::place::Servers;
-use crate::setup::{CommandStats, info, info_number, micros, server_cpu_us};
+use super::*;
 
 /// Result of a turn: the acquisitions, their latencies, and the processor time.
 pub(crate) struct Turn {

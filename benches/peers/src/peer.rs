@@ -10,13 +10,7 @@ mod published;
 mod rlock;
 mod rslock;
 
-use std::time::Duration;
-
-use clap::ValueEnum;
-use futures_util::future::BoxFuture;
-
-use crate::place::Place;
-use crate::program::Program;
+use super::*;
 
 /// Lease that is too long to end in a turn.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -41,9 +35,21 @@ impl Mode {
 }
 
 /// Client of a lock, as one process has it.
+trait Client: Send + Sync {
+    /// Waits for the lock.
+    fn enter(&self, mode: Mode, name: &str) -> impl Future<Output = Held> + Send;
+}
+
+/// Client of any lock.
 pub(crate) trait Peer: Send + Sync {
     /// Waits for the lock.
     fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held>;
+}
+
+impl<C: Client> Peer for C {
+    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
+        Box::pin(Client::enter(self, mode, name))
+    }
 }
 
 /// Lock that is held. A drop does what the drop of the peer's own guard does.

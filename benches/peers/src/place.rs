@@ -1,11 +1,8 @@
 //! Servers that a turn has for itself.
 
-use std::time::Duration;
+use cluster_testenv::{Cluster, Masters};
 
-use cluster_testenv::{Cluster, Masters, Node, Server};
-
-use crate::lock_server::LockServer;
-use crate::setup::start_pair;
+use super::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {

@@ -1,7 +1,7 @@
 //! Tables as text: columns stand below each other, two spaces or more apart.
 
+use super::*;
 use crate::peer::OURS;
-use crate::table::{Better, Figure, Row, Table};
 
 /// Returns a table, with the reasons for missing figures below. Ratios are to the first row of ours: above 1 is better,
 /// whatever the table counts.

@@ -1,22 +1,21 @@
 //! Workers: processes that carry a load, all at the same time.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead, Write};
+use std::process::{ChildStdin, Command};
 use std::sync::mpsc::{self, Receiver};
-use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
-use crate::load::{Load, Outcome, Ready};
-use crate::measure::{Meter, Turn};
-use crate::peer::Kind;
-use crate::place::Servers;
+use super::*;
+use crate::load::Ready;
+use crate::measure::Meter;
+use crate::setup::child::Killed;
 
 /// Time after which a worker without an answer counts as failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Worker {
-    process: Child,
+    _process: Killed,
     orders: ChildStdin,
     lines: Receiver<String>,
     /// First line of the worker: its versions, or its address.
@@ -33,14 +32,12 @@ impl Worker {
 
     /// Starts a process, and waits until it is ready.
     pub(crate) fn spawn(command: &mut Command) -> Result<Self, String> {
-        let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut process = process.map_err(|error| format!("it does not start: {error}"))?;
-        let orders = process.stdin.take().expect("piped");
-        let answers = BufReader::new(process.stdout.take().expect("piped"));
+        let started = Killed::start(command).map_err(|error| format!("it does not start: {error}"));
+        let (_process, orders, answers) = started?;
         let (sender, lines) = mpsc::channel();
         // The thread ends with the process, because the end of the process closes the pipe.
         std::thread::spawn(move || answers.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut worker = Self { process, orders, lines, ready: String::new() };
+        let mut worker = Self { _process, orders, lines, ready: String::new() };
         worker.ready = worker.line::<Ready>(PATIENCE)?.ready;
         Ok(worker)
     }
@@ -59,15 +56,6 @@ impl Worker {
 
     pub(crate) fn outcome(&self, load: &Load) -> Result<Outcome, String> {
         self.line(load.span() + PATIENCE)
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // The locks that the worker holds do not matter any more, because its server ends too.
-        if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
-            eprintln!("a worker could not be ended: {error}");
-        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Programs with locks: this one, and one for each other language whose toolchain is installed.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use super::*;
 
 /// Locks that are not measured at all, and the reasons. The report names them.
 pub(crate) const ABSENT: [(&str, &str); 2] = [

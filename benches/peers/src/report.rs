@@ -4,17 +4,10 @@ mod picture;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use clap::ValueEnum;
-use cluster_testenv::Server;
-
-use crate::kept::{self, FIGURES};
-use crate::peer::Kind;
+use super::*;
+use crate::kept::FIGURES;
 use crate::program::ABSENT;
-use crate::scenario::Scenario;
-use crate::table::{Chapter, Circumstances, Table};
-use crate::{goals, print};
 
 const MADE: &str = "Made by `cargo run --release -- report` in benches/peers.";
 const LEGEND: &str = "A figure is the median of its turns, `low to high` are the lowest and the highest of them. With `*` these two \

@@ -1,18 +1,10 @@
 //! Takes turns, stores the result of each, and continues an earlier run where it ended.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-use cluster_testenv::Server;
-
-use crate::kept::{self, Earlier};
-use crate::peer::Kind;
-use crate::program::Program;
-use crate::scenario::{Comparison, Entrant, Lessened, Scenario, Setting};
-use crate::table::{Chapter, Circumstances, Row, Why};
-use crate::{machine, print};
+use super::*;
+use crate::kept::Earlier;
+use crate::scenario::{Entrant, Lessened};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {

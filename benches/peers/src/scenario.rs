@@ -6,18 +6,7 @@ mod loads;
 mod market;
 mod recovery;
 
-use std::time::Duration;
-
-use clap::ValueEnum;
-use cluster_testenv::Server;
-
-use crate::load::{ALL_WRITE, Load, Shape};
-use crate::measure::Turn;
-use crate::peer::{Kind, LEASE};
-use crate::place::{Place, Servers};
-use crate::process::carry;
-use crate::program::Program;
-use crate::table::{Better, Row, Table, Why};
+use super::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Scenario {

@@ -1,8 +1,8 @@
 //! Results, as they are stored: each turn for itself, so that a run can continue where another one ended.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::setup::median;
+use super::*;
 
 /// Figure over all turns.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -5,17 +5,14 @@ mod blocking;
 mod wake;
 
 use std::io::{BufRead, Write};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use clap::Args;
 use redis_rwlock::blocking::RedisManager;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use crate::load::{Load, Outcome, Shape};
-use crate::peer::{Kind, Mode, Peer, version};
-use crate::setup::few_at_a_time;
+use super::*;
+use crate::peer::version;
 use crate::setup::process::processor_time;
 
 /// Time for which a task may still wait for a lock when a turn is over. After this time, the task counts as not served.

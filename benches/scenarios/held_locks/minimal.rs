@@ -4,13 +4,9 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, Read, Write, stdin};
 use std::net::TcpStream;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::RecvTimeoutError;
 
-use crate::setup::process::processor_time;
-use crate::setup::scripts::hash;
-use crate::setup::{TIMESTAMP_CLIENTS, digest, lock_key};
+use super::*;
 
 /// Renewals that wait for each other, as in batches of the crate.
 const CHUNK: usize = 32;

@@ -1,13 +1,8 @@
 //! Holders and waiters of managers that do not exist. The server sees only their requests, so it cannot tell.
 
-use std::time::{Duration, Instant};
-
-use cluster_testenv::{Client, Node, Reply};
-
-use super::climb::{Heads, Reading, climb};
-use super::probe::{Arrivals, Meter, Prober, quantile_us, whole};
-use crate::setup::scripts::hash;
-use crate::setup::{TIMESTAMP_CLIENTS, evalsha, load, lock_key, member_id, send, start_node};
+use super::climb::Heads;
+use super::probe::{Meter, Prober};
+use super::*;
 
 /// Requests in one pipeline.
 const AT_ONCE: usize = 500;

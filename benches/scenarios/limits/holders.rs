@@ -1,24 +1,14 @@
 //! Holders of one lock: readers of different managers, which the server records, and guards of one process, which share
 //! a hold.
 
-use std::time::Instant;
-
-use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager};
-
-use super::climb::{Reading, climb};
-use super::crowd::Members;
-use super::probe::{Site, whole};
-use crate::setup::child::obey;
-use crate::setup::process::resident_bytes;
-use crate::setup::{Effort, connect, runtime};
+use super::*;
 
 const LOCK: &str = "crowd";
 
 /// The other process: lets so many guards share a hold, and drops them. Answers with the nanoseconds for the joins and
 /// for the drops, and with the memory of the guards.
 pub(super) fn join(url: &str) {
-    let runtime = runtime();
-    let manager = runtime.block_on(connect(RedisManager::builder(url)));
+    let (runtime, manager) = connect_for_load(url);
     obey(|order| runtime.block_on(join_and_drop(&manager, order.parse().expect("a number"))));
 }
 

@@ -1,21 +1,13 @@
 //! Locks per `locks()`: so many locks on the node, and as many keys that have nothing to do with locks.
 
-use std::time::{Duration, Instant};
-
-use redis_rwlock::{Error, RedisManager, RwLockManager};
-
-use super::climb::{Reading, climb};
 use super::crowd::Crowd;
-use super::probe::{Site, whole};
-use crate::setup::child::obey;
+use super::*;
 use crate::setup::process::peak_bytes;
-use crate::setup::{Effort, connect, micros, runtime};
 
 /// The other process: lists the locks for at least so many milliseconds. Answers with the number of calls, the time
 /// of all of them in microseconds, the number of locks, and the peak of the memory.
 pub(super) fn list(url: &str) {
-    let runtime = runtime();
-    let manager = runtime.block_on(connect(RedisManager::builder(url)));
+    let (runtime, manager) = connect_for_load(url);
     obey(|order| {
         let span = Duration::from_millis(order.parse().expect("a number"));
         runtime.block_on(list_for(&manager, span))

@@ -1,12 +1,6 @@
 //! Names per process: locks that one manager holds and renews, with the default options.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use super::climb::{Reading, climb};
-use super::probe::{Arrivals, Site, whole};
-use crate::setup::Effort;
-use crate::setup::child::Worker;
+use super::*;
 
 /// Default of the crate.
 const LEASE: Duration = Duration::from_secs(10);

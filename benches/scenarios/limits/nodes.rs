@@ -1,13 +1,6 @@
 //! Nodes per cluster: primaries without replicas, which share the machine with the client.
 
-use std::time::{Duration, Instant};
-
-use cluster_testenv::{Client, Cluster};
-use redis_rwlock::{Error, RedisManager, RwLockManager, Topology};
-
-use super::climb::{Reading, climb};
-use super::probe::{quantile_us, whole};
-use crate::setup::{Effort, connect, info, info_number, pair, runtime, server, tags, timed};
+use super::*;
 
 /// Long enough that no busy server counts as failed.
 const NODE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,13 +1,7 @@
 //! Bytes of a note: what a note costs when it is set, at each renewal, and in `inspect`.
 
-use std::time::Duration;
-
-use cluster_testenv::Node;
-use redis_rwlock::{Error, ReadGuard, RedisManager, RwLockManager, WriteGuard};
-
-use super::climb::{Reading, climb};
-use super::probe::{kib_each, quantile_us, whole};
-use crate::setup::{CommandStats, Effort, few_at_a_time, info, info_number, manager, runtime, start_node, timed};
+use super::probe::kib_each;
+use super::*;
 
 /// Short, so that there are many renewals.
 const LEASE: Duration = Duration::from_secs(3);

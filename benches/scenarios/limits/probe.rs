@@ -1,15 +1,7 @@
 //! Cost of a load for other clients, for its process, and for the server.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
-use cluster_testenv::{Client, Node, Reply};
-use redis_rwlock::{Error, RedisManager, RwLockManager};
-use tokio::runtime::Runtime;
-
-use crate::setup::child::Worker;
-use crate::setup::process::{resident_bytes_of, time_of_threads};
-use crate::setup::{info, info_number, manager, micros, quantile, runtime, server_cpu_us, start_node, timed};
+use super::*;
+use crate::setup::process::resident_bytes_of;
 
 /// Pause between two pairs of the prober, so that the prober itself is no load.
 const PAUSE: Duration = Duration::from_millis(1);

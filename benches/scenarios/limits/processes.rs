@@ -1,17 +1,7 @@
 //! Processes per lock. Each is a manager with connections of its own, so the server sees as many processes. They share
 //! one process, because a machine with two cores cannot start thousands.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-use redis_rwlock::{Error, RedisManager, RwLockManager};
-use tokio::task::JoinSet;
-
-use super::climb::{Reading, climb};
-use super::probe::{Site, quantile_us, whole};
-use crate::setup::child::obey;
-use crate::setup::{Effort, few_at_a_time, micros, runtime};
+use super::*;
 
 /// The other process. `connect N` connects managers until there are N, and `write MS` lets each of them write under one
 /// lock for so long. Answers with the number of turns, and with the p50 and the p99 of the waits in microseconds.

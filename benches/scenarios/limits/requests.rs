@@ -1,15 +1,8 @@
 //! Requests per second on one node: pairs of independent locks, as many a second as are asked for.
 
-use std::time::{Duration, Instant};
-
-use redis_rwlock::{Error, RedisManager, RwLockManager};
-use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::climb::{Reading, climb};
-use super::probe::{Site, whole};
-use crate::setup::child::obey;
-use crate::setup::{Effort, connect, micros, runtime};
+use super::*;
 
 /// Tasks of the client, each with a lock of its own.
 const TASKS: usize = 512;
@@ -19,8 +12,7 @@ const DONE: f64 = 0.95;
 /// The other process: makes so many pairs a second for so many milliseconds. Answers with the number of pairs, and with
 /// the time they took.
 pub(super) fn load(url: &str) {
-    let runtime = runtime();
-    let manager = runtime.block_on(connect(RedisManager::builder(url)));
+    let (runtime, manager) = connect_for_load(url);
     obey(|order| {
         let numbers: Vec<f64> = order.split(' ').map(|word| word.parse().expect("a number")).collect();
         let (rate, span) = (numbers[0], Duration::from_secs_f64(numbers[1] / 1e3));

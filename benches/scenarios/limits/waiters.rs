@@ -1,15 +1,6 @@
 //! Waiters of one lock: tasks of one process, which the server sees as one waiter, and entries of the server's queue.
 
-use std::time::{Duration, Instant};
-
-use redis_rwlock::{Error, RedisManager, RwLockManager, WriteGuard};
-use tokio::task::JoinSet;
-
-use super::climb::{Reading, climb};
-use super::crowd::Members;
-use super::probe::{Site, whole};
-use crate::setup::child::obey;
-use crate::setup::{Effort, connect, micros, runtime};
+use super::*;
 
 /// Name of the lock.
 const LOCK: &str = "crowd";

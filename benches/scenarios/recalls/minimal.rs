@@ -2,12 +2,7 @@
 //! the recall, and a writer with the same for its notification. The scripts are those of the crate, nothing is around
 //! them.
 
-use std::time::Instant;
-
-use cluster_testenv::Node;
-use tokio::task::JoinSet;
-
-use crate::setup::{Bare, Messages, foreign_id, micros};
+use super::*;
 
 const KEY: &str = "rwlock:{bare}:lock";
 const CALL: &str = "rwlock:{bare}:lock:call";

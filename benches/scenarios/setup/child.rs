@@ -2,24 +2,43 @@
 
 use std::env;
 use std::fmt::Display;
-use std::io::{BufRead, BufReader, Write, stdin};
+use std::io::{self, BufRead, BufReader, Write, stdin};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use redis_rwlock::Error;
 
 const FAILED: &str = "failed: ";
 
+/// Process that is killed when this is dropped. What it holds goes with it: the server ends before any lease does.
+pub(crate) struct Killed(Child);
+
+impl Killed {
+    /// Starts a process. Returns its input and its output, too.
+    pub(crate) fn start(command: &mut Command) -> io::Result<(Self, ChildStdin, BufReader<ChildStdout>)> {
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let orders = process.stdin.take().expect("piped");
+        let answers = BufReader::new(process.stdout.take().expect("piped"));
+        Ok((Self(process), orders, answers))
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
+            eprintln!("a worker could not be ended: {error}");
+        }
+    }
+}
+
 pub(crate) struct Worker {
-    process: Child,
+    process: Killed,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Worker {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-        let orders = process.stdin.take().expect("piped");
-        let answers = BufReader::new(process.stdout.take().expect("piped"));
+        let (process, orders, answers) = Killed::start(command).expect("it starts");
         Self { process, orders, answers }
     }
 
@@ -47,16 +66,7 @@ impl Worker {
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.process.id()
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // What it holds goes with it: the server ends before any lease does.
-        if let Err(error) = self.process.kill().and_then(|()| self.process.wait()) {
-            eprintln!("a worker could not be ended: {error}");
-        }
+        self.process.0.id()
     }
 }
 

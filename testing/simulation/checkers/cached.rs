@@ -73,13 +73,7 @@ pub fn recalls(facts: &Facts<'_>, findings: &mut Findings) {
 /// Sets the recallable flag when a holder may cache its hold. The flag counts for holds with the same token, and
 /// follows new tokens.
 fn set_flag(flag: &mut Option<KnownFlag>, op: Op, reply: &Reply, (before, after): (&Seen, &Seen)) {
-    let is_waited_for = match (op, reply) {
-        (
-            Op::Acquire { caches: true, .. } | Op::Conversion { caches: true, .. } | Op::Renew { caches: true, .. },
-            Reply::Granted { is_waited_for, .. } | Reply::Renewed { is_waited_for, .. },
-        ) => *is_waited_for,
-        _ => return,
-    };
+    let Some(is_waited_for) = reply.is_waited_for().filter(|_| op.caches()) else { return };
     if flag.is_none() && is_waited_for {
         // The time of the last recall is not known either.
         return;

@@ -29,8 +29,7 @@ impl Actor {
     /// Takes a lock several times, with pauses.
     async fn uses(&self, wish: Wish, pause_ms: u64, times: u32) {
         for _ in 0..times {
-            let held = self.takes(wish).await;
-            self.keeps_and_releases(held, 0).await;
+            self.visits(wish, 0).await;
             sleep_ms(pause_ms).await;
         }
     }

@@ -149,7 +149,6 @@ impl World {
         let clock_sample = (*clock_sample.lock()).filter(|clock_sample| clock_sample.age_at(now) <= MAX_SAMPLE_AGE);
         let counted =
             clock_sample.and_then(|clock_sample| Some((clock_sample, remaining_from(clock_sample, &message)?)));
-        let micros = |span: Duration| u64::try_from(span.as_micros()).expect("runs are short");
         let sample_us =
             counted.map(|(clock_sample, left)| (micros(clock_sample.sent.since(self.origin)), micros(left)));
         self.record(What::Notified { process, lock, id: Id::of(message.id.as_str()), clock_sample: sample_us });

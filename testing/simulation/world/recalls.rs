@@ -144,7 +144,7 @@ impl World {
     fn note_ping(&self, number: u32, sent: Moment) {
         let listener =
             self.state.lock().recall_listeners.get(&number).map(|listener| (listener.process, listener.lock));
-        let sent = u64::try_from(sent.since(self.origin).as_micros()).expect("runs are short");
+        let sent = micros(sent.since(self.origin));
         if let Some((process, lock)) = listener {
             self.note_recall_event(process, lock, RecallEvent::Ping(sent));
         }

@@ -2,8 +2,7 @@
 //!
 //! A run cannot step the clock of a worker, so it stops the worker instead.
 
-use super::{Fault, Scene, done_after, mixing, right};
-use crate::{LEASE, Result};
+use super::*;
 
 pub(super) const ALL: &[Fault] = &[
     mixing(

@@ -1,15 +1,8 @@
 //! Faults of a cluster's primaries and replicas.
 
-use std::ops::Range;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use cluster_testenv::SlotMigration;
 
-use cluster_testenv::{Cluster, Node, Reply, Server, SlotMigration, wait_for};
-use fastrand::Rng;
-
-use super::{Column, Fault, Scene, done_after, left, right};
-use crate::tasks::{COLD, LOCKS, SLOW, lock_name};
-use crate::{LEASE, Result};
+use super::*;
 
 const SURVIVED: &[Fault] = &[
     left("restart", restart, "a primary is killed (kill -9) and comes back with its data"),
@@ -145,8 +138,7 @@ fn lag(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 fn migrate(scene: &mut Scene<'_>) -> Result<()> {
-    let slot = some_slot(scene, 0..LOCKS)?;
-    let (from, to) = ends(scene, slot)?;
+    let Move { slot, from, to, .. } = some_move(scene, 0..LOCKS)?;
     for to in [to, from] {
         move_slot(scene, slot, to)?;
         scene.sleep(0, 500);
@@ -155,8 +147,7 @@ fn migrate(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 fn migrate_failover(scene: &mut Scene<'_>) -> Result<()> {
-    let (cluster, slot) = (scene.field.cluster()?, some_slot(scene, SLOW)?);
-    let (from, to) = ends(scene, slot)?;
+    let Move { cluster, slot, from, to } = some_move(scene, SLOW)?;
     // Another fault may delay the keys for a while.
     let move_keys = || SlotMigration::begin(cluster, slot, to).and_then(|migration| migration.move_keys()).ok();
     wait_for(format!("the keys of slot {slot} moving"), MOVING, move_keys)?;
@@ -177,8 +168,7 @@ fn migrate_failover(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 fn atomic_failover(scene: &mut Scene<'_>) -> Result<()> {
-    let (cluster, slot) = (scene.field.cluster()?, some_slot(scene, SLOW)?);
-    let (from, to) = ends(scene, slot)?;
+    let Move { cluster, slot, from, to } = some_move(scene, SLOW)?;
     begin_move(cluster, slot, to)?;
     scene.sleep(0, 30);
     let deposed = if scene.rng.bool() { from } else { to };
@@ -190,8 +180,7 @@ fn atomic_failover(scene: &mut Scene<'_>) -> Result<()> {
 }
 
 fn atomic_retries(scene: &mut Scene<'_>) -> Result<()> {
-    let (cluster, slot) = (scene.field.cluster()?, some_slot(scene, SLOW)?);
-    let (from, to) = ends(scene, slot)?;
+    let Move { cluster, slot, from, to } = some_move(scene, SLOW)?;
     for _ in 0..scene.rng.u32(2..5) {
         if cluster.primary_of_slot(slot).port() != from.port() {
             break;
@@ -219,17 +208,21 @@ fn begin_move(cluster: &Cluster, slot: u16, to: &Node) -> Result<()> {
     Ok(wait_for(format!("the migration of slot {slot} beginning"), MOVING, begin)?)
 }
 
-/// Returns the slot of one of these locks.
-fn some_slot(scene: &mut Scene<'_>, locks: Range<usize>) -> Result<u16> {
-    Ok(scene.field.cluster()?.keyslot(lock_name(scene.rng.usize(locks))))
+/// Slot that moves from its owner to another primary.
+struct Move<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    from: &'a Node,
+    to: &'a Node,
 }
 
-/// Returns the owner of a slot, and another primary.
-fn ends<'a>(scene: &mut Scene<'a>, slot: u16) -> Result<(&'a Node, &'a Node)> {
+/// Returns a random move of the slot of one of these locks.
+fn some_move<'a>(scene: &mut Scene<'a>, locks: Range<usize>) -> Result<Move<'a>> {
     let cluster = scene.field.cluster()?;
+    let slot = cluster.keyslot(lock_name(scene.rng.usize(locks)));
     let from = cluster.primary_of_slot(slot);
     let others: Vec<_> = cluster.primaries().into_iter().filter(|node| node.port() != from.port()).collect();
-    Ok((from, others[scene.rng.usize(..others.len())]))
+    Ok(Move { cluster, slot, from, to: others[scene.rng.usize(..others.len())] })
 }
 
 /// Removes the rest of a migration at `to`, after the source has forgotten the migration.

@@ -1,12 +1,6 @@
 //! Faults of independent masters.
 
-use std::thread::sleep;
-
-use cluster_testenv::Node;
-
-use super::{Fault, Scene, done_after, left, right};
-use crate::tasks::LOCKS;
-use crate::{LEASE, Result};
+use super::*;
 
 pub(super) const ALL: &[Fault] = &[
     left("kill-one", |scene| kill(scene, 1), "one of five is killed and comes back with its data"),

@@ -1,12 +1,8 @@
 //! Faults of the network, at the proxy in front of one server.
 
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
 use cluster_testenv::{Matcher, Proxy};
 
-use super::{Fault, Scene, mixing};
-use crate::Result;
+use super::*;
 
 pub(super) const ALL: &[Fault] = &[
     mixing("cut", cut, "all connections to a server are reset, three times"),

@@ -1,13 +1,6 @@
 //! Faults by a command to one server or to all servers.
 
-use std::thread::sleep;
-use std::time::Duration;
-
-use cluster_testenv::{Node, wait_for};
-
-use super::{Fault, Scene, mixing};
-use crate::Result;
-use crate::field::Field;
+use super::*;
 
 pub(super) const ALL: &[Fault] = &[
     mixing("script-flush", script_flush, "all servers forget all scripts, ten times"),

@@ -1,9 +1,6 @@
 //! Faults of the workers.
 
-use std::time::Duration;
-
-use super::{Fault, Scene, done_after, mixing};
-use crate::{LEASE, Result};
+use super::*;
 
 pub(super) const ALL: &[Fault] = &[
     mixing("kill-worker", kill, "a worker process is killed (kill -9); another one comes a lease later"),

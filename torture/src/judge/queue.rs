@@ -13,15 +13,10 @@
 //! A fault that changes the role of a server may lose a place, or let the observer see the past of an old primary. Waits
 //! that touch such a fault are left out of the first three rules, and counted.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::time::Duration;
+use std::collections::{BTreeSet, HashMap};
 
-use redis_rwlock::Mode;
-
-use super::{Judge, Seen, describe, seconds};
-use crate::crew::Told;
-use crate::faults::Mixes;
-use crate::history::{GroupEnd, Moment, Origin, nanos};
+use super::*;
+use crate::history::GroupEnd;
 use crate::observer::{Record, Sighting, Standing};
 use crate::worker::GROUPS_LABEL;
 

@@ -1,13 +1,11 @@
 //! Scripts on a bare connection.
 
 use deadpool_redis::{Config, Pool, Runtime};
-use futures_util::future::BoxFuture;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::{Cmd, Pipeline, RedisFuture, Value};
 
-use super::{Held, Mode, Peer};
-use crate::setup::{Bare, bare_connection, foreign_id};
+use super::*;
 
 /// Pair of scripts in place of an acquisition and its release.
 #[derive(Clone, Copy)]
@@ -62,21 +60,19 @@ impl ConnectionLike for Pooled {
     }
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Peer for Floor<C> {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let (mut bare, pair, name) = (self.bare.clone(), self.pair, name.to_owned());
-            let id = foreign_id();
-            match pair {
-                Pair::Ours => bare.acquire(&name, &id, mode.letter()).await,
-                Pair::LockShaped => bare.lock_shaped(&name, &id).await,
-                Pair::NoOp => bare.no_op(&name).await,
-            }
-            Held::new(async move || match pair {
-                Pair::Ours => bare.leave(&name, &id).await,
-                Pair::LockShaped => bare.lock_shaped(&name, "-").await,
-                Pair::NoOp => bare.no_op(&name).await,
-            })
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Client for Floor<C> {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        let (mut bare, pair, name) = (self.bare.clone(), self.pair, name.to_owned());
+        let id = foreign_id();
+        match pair {
+            Pair::Ours => bare.acquire(&name, &id, mode.letter()).await,
+            Pair::LockShaped => bare.lock_shaped(&name, &id).await,
+            Pair::NoOp => bare.no_op(&name).await,
+        }
+        Held::new(async move || match pair {
+            Pair::Ours => bare.leave(&name, &id).await,
+            Pair::LockShaped => bare.lock_shaped(&name, "-").await,
+            Pair::NoOp => bare.no_op(&name).await,
         })
     }
 }

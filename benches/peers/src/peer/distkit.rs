@@ -1,14 +1,10 @@
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
 
-use distkit::DistkitRedisKey;
-use distkit::lock::{LockOptions, RwLock};
-use futures_util::future::BoxFuture;
-use parking_lot::Mutex;
+use ::distkit::DistkitRedisKey;
+use ::distkit::lock::{LockOptions, RwLock};
 use redis::aio::ConnectionManager;
 
-use super::{Held, Mode, Peer};
+use super::*;
 
 /// Distkit has an object for each lock. Tasks that share an object share its owner: two tasks both got `write`. So each
 /// acquisition has an object of its own, unless only one task uses the name.
@@ -39,20 +35,18 @@ impl Distkit {
     }
 }
 
-impl Peer for Distkit {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let lock = self.lock(name);
-            if mode == Mode::Read {
-                let guard = lock.read().await.expect("granted");
-                return Held::new(async move || {
-                    guard.release().await.expect("released");
-                });
-            }
-            let guard = lock.write().await.expect("granted");
-            Held::new(async move || {
+impl Client for Distkit {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        let lock = self.lock(name);
+        if mode == Mode::Read {
+            let guard = lock.read().await.expect("granted");
+            return Held::new(async move || {
                 guard.release().await.expect("released");
-            })
+            });
+        }
+        let guard = lock.write().await.expect("granted");
+        Held::new(async move || {
+            guard.release().await.expect("released");
         })
     }
 }

@@ -2,15 +2,11 @@
 //! waiter that may enter. It has no leases, ids, tokens or checks, so it loses the lock with any client or message that is
 //! lost. It shows what a fair queue costs by itself.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use futures_util::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
 use tokio::sync::Mutex;
 
-use super::{Held, Mode, Peer};
-use crate::setup::{Messages, bare_connection, load_script};
+use super::*;
 
 const ACQUIRE: &str = include_str!("fair_queue/acquire.lua");
 const LEAVE: &str = include_str!("fair_queue/leave.lua");
@@ -48,21 +44,19 @@ fn call(script: &str, mode: Mode, name: &str) -> redis::Cmd {
     command
 }
 
-impl Peer for FairQueue {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let (mut own, name) = (self.clone(), name.to_owned());
-            let mut command = call(&own.acquire, mode, &name);
-            command.arg(own.number);
-            let answer: String = command.query_async(&mut own.connection).await.expect("answered");
-            if answer == "queued" {
-                self.pushed.lock().await.next().await;
-            }
-            Held::new(async move || {
-                let mut command = call(&own.leave, mode, &name);
-                command.arg(PREFIX);
-                command.query_async::<()>(&mut own.connection).await.expect("answered");
-            })
+impl Client for FairQueue {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        let (mut own, name) = (self.clone(), name.to_owned());
+        let mut command = call(&own.acquire, mode, &name);
+        command.arg(own.number);
+        let answer: String = command.query_async(&mut own.connection).await.expect("answered");
+        if answer == "queued" {
+            self.pushed.lock().await.next().await;
+        }
+        Held::new(async move || {
+            let mut command = call(&own.leave, mode, &name);
+            command.arg(PREFIX);
+            command.query_async::<()>(&mut own.connection).await.expect("answered");
         })
     }
 }

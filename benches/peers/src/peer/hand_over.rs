@@ -3,15 +3,11 @@
 //! itself.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::atomic::AtomicUsize;
 
-use futures_util::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
 use tokio::sync::Mutex;
 
-use super::{Held, Mode, Peer};
-use crate::setup::{Messages, bare_connection, load_script};
+use super::*;
 
 const PUSH: &str = "#!lua\nreturn redis.call('SPUBLISH', KEYS[1] .. ARGV[1], ARGV[1])";
 /// Commands of a release that lets the next waiter enter, with fields of the same length, and without any decision.
@@ -98,28 +94,26 @@ impl HandOver {
     }
 }
 
-impl Peer for HandOver {
-    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let mut own = self.clone();
-            let waits = {
-                let mut turns = TURNS.lock();
-                let waits = turns.taken && !Self::is_own(name);
-                if waits {
-                    turns.waiting.push_back(self.number);
-                } else {
-                    turns.taken |= !Self::is_own(name);
-                }
-                waits
-            };
+impl Client for HandOver {
+    async fn enter(&self, _: Mode, name: &str) -> Held {
+        let mut own = self.clone();
+        let waits = {
+            let mut turns = TURNS.lock();
+            let waits = turns.taken && !Self::is_own(name);
             if waits {
-                if self.script == Script::Release {
-                    own.set().await;
-                }
-                self.pushed.lock().await.next().await;
+                turns.waiting.push_back(self.number);
+            } else {
+                turns.taken |= !Self::is_own(name);
             }
-            let is_own = Self::is_own(name);
-            Held::new(async move || own.leave(is_own).await)
-        })
+            waits
+        };
+        if waits {
+            if self.script == Script::Release {
+                own.set().await;
+            }
+            self.pushed.lock().await.next().await;
+        }
+        let is_own = Self::is_own(name);
+        Held::new(async move || own.leave(is_own).await)
     }
 }

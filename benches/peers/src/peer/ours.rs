@@ -1,12 +1,9 @@
-use std::time::Duration;
-
-use futures_util::future::BoxFuture;
 use redis_rwlock::{
     Build, Builder, Durability, MemoryManager, QuorumManager, RedisManager, RedissonManager, Replicas, RwLockManager,
     Topology, TwoKeyManager, write,
 };
 
-use super::{Held, Kind, Mode, Peer};
+use super::*;
 
 /// Time limit for the acknowledgement of a replica. It is long, because with this many tasks the acknowledgement may be
 /// late on a machine with two cores.
@@ -55,36 +52,32 @@ struct Three {
     steps: Steps,
 }
 
-impl Peer for Three {
-    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let names = ["a", "b", "c"].map(|part| format!("{name} {part}"));
-            if self.steps == Steps::One {
-                let guard = self.manager.all(&names.map(write)).await.expect("granted");
-                return Held::new(async move || guard.release().await.expect("released"));
+impl Client for Three {
+    async fn enter(&self, _: Mode, name: &str) -> Held {
+        let names = ["a", "b", "c"].map(|part| format!("{name} {part}"));
+        if self.steps == Steps::One {
+            let guard = self.manager.all(&names.map(write)).await.expect("granted");
+            return Held::new(async move || guard.release().await.expect("released"));
+        }
+        let mut guards = Vec::with_capacity(names.len());
+        for name in names {
+            guards.push(self.manager.write(&name).await.expect("granted"));
+        }
+        Held::new(async move || {
+            for guard in guards {
+                guard.release().await.expect("released");
             }
-            let mut guards = Vec::with_capacity(names.len());
-            for name in names {
-                guards.push(self.manager.write(&name).await.expect("granted"));
-            }
-            Held::new(async move || {
-                for guard in guards {
-                    guard.release().await.expect("released");
-                }
-            })
         })
     }
 }
 
-impl<M: RwLockManager> Peer for Ours<M> {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            if mode == Mode::Read {
-                let guard = self.0.read(name).await.expect("granted");
-                return Held::new(async move || guard.release().await.expect("released"));
-            }
-            let guard = self.0.write(name).await.expect("granted");
-            Held::new(async move || guard.release().await.expect("released"))
-        })
+impl<M: RwLockManager> Client for Ours<M> {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        if mode == Mode::Read {
+            let guard = self.0.read(name).await.expect("granted");
+            return Held::new(async move || guard.release().await.expect("released"));
+        }
+        let guard = self.0.write(name).await.expect("granted");
+        Held::new(async move || guard.release().await.expect("released"))
     }
 }

@@ -1,7 +1,6 @@
-use futures_util::future::BoxFuture;
-use rlock::async_lock::RLock;
+use ::rlock::async_lock::RLock;
 
-use super::{Held, Mode, Peer};
+use super::*;
 
 struct Rlock(RLock);
 
@@ -9,15 +8,13 @@ pub(super) async fn connect(url: &str) -> Box<dyn Peer> {
     Box::new(Rlock(RLock::new(url).await.expect("a server")))
 }
 
-impl Peer for Rlock {
-    fn enter<'a>(&'a self, mode: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            if mode == Mode::Read {
-                let mut guard = self.0.acquire_read(name).await.expect("granted");
-                return Held::new(async move || guard.release().await.expect("released"));
-            }
-            let mut guard = self.0.acquire_write(name).await.expect("granted");
-            Held::new(async move || guard.release().await.expect("released"))
-        })
+impl Client for Rlock {
+    async fn enter(&self, mode: Mode, name: &str) -> Held {
+        if mode == Mode::Read {
+            let mut guard = self.0.acquire_read(name).await.expect("granted");
+            return Held::new(async move || guard.release().await.expect("released"));
+        }
+        let mut guard = self.0.acquire_write(name).await.expect("granted");
+        Held::new(async move || guard.release().await.expect("released"))
     }
 }

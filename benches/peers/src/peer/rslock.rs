@@ -1,7 +1,6 @@
-use futures_util::future::BoxFuture;
-use rslock::LockManager;
+use ::rslock::LockManager;
 
-use super::{Held, LEASE, Mode, Peer};
+use super::*;
 
 struct Rslock(LockManager);
 
@@ -9,11 +8,9 @@ pub(super) fn connect(url: &str) -> Box<dyn Peer> {
     Box::new(Rslock(LockManager::new(vec![url])))
 }
 
-impl Peer for Rslock {
-    fn enter<'a>(&'a self, _: Mode, name: &'a str) -> BoxFuture<'a, Held> {
-        Box::pin(async move {
-            let guard = self.0.acquire(name, LEASE).await.expect("granted");
-            Held::new(async move || guard.release().await)
-        })
+impl Client for Rslock {
+    async fn enter(&self, _: Mode, name: &str) -> Held {
+        let guard = self.0.acquire(name, LEASE).await.expect("granted");
+        Held::new(async move || guard.release().await)
     }
 }

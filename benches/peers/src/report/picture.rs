@@ -10,8 +10,8 @@ use plotters::element::{Circle, PathElement, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontTransform, IntoFont, RGBColor, TextStyle, WHITE};
 
+use super::*;
 use crate::print::number;
-use crate::table::{Better, Figure, Table};
 
 const WIDTH: i32 = 900;
 /// Ends of the scale; names end before its left one.

@@ -1,10 +1,6 @@
 //! All tasks want the same lock.
 
-use super::{About, Carried, Comparison, Setting};
-use crate::load::{ALL_WRITE, Load, Shape};
-use crate::measure::Turn;
-use crate::peer::{Kind, Role};
-use crate::table::Better;
+use super::*;
 
 const NOTE: &str = "A latency is that of an acquisition. `commands` are all that the primaries carried out for one hold, those \
      within scripts too; `scripts` are those of them that are scripts. `served` is of one client, or of one task if there is one \

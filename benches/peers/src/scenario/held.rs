@@ -1,15 +1,6 @@
 //! 10,000 locks are held and renewed: the costs of their holder, and the delays of other clients.
 
-use std::thread;
-use std::time::Duration;
-
-use super::{About, Comparison, Figures, Setting};
-use crate::load::{Load, Shape};
-use crate::measure::Turn;
-use crate::peer::{Kind, Role};
-use crate::place::Servers;
-use crate::process::{Worker, carry};
-use crate::table::Better;
+use super::*;
 
 const LOCKS: usize = 10_000;
 const LEASE_MS: u64 = 10_000;

@@ -1,11 +1,6 @@
 //! Scenarios in which each peer carries one load by one process.
 
-use super::{About, Carried, Comparison, Setting};
-use crate::load::{ALL_WRITE, Load, Shape};
-use crate::measure::Turn;
-use crate::peer::{Kind, Role};
-use crate::place::Place;
-use crate::table::Better;
+use super::*;
 
 const NOTE: &str =
     "`client us` and `server us` are processor time for one pair of acquisition and release, of all servers together";

@@ -6,20 +6,12 @@
 mod goods;
 mod steps;
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use cluster_testenv::Node;
 use goods::Goods;
 use steps::{Steps, Way};
 use tokio::task::JoinSet;
 
-use super::{About, Comparison, Entrant, Figures, Setting};
-use crate::peer::{Facts, Kind, Role};
-use crate::place::{Place, Servers};
-use crate::program::Program;
-use crate::setup::{micros, quantile, runtime};
-use crate::table::Better;
+use super::*;
+use crate::peer::Facts;
 
 const COLUMNS: [&str; 6] = ["both in 60 s", "listed", "bought", "tries again", "purchase p50 us", "p99 us"];
 
@@ -89,38 +81,39 @@ fn figures(mut market: Market, span: Duration) -> Vec<f64> {
     counts.into_iter().chain(latencies).collect()
 }
 
+#[derive(Clone, Copy)]
+enum Person {
+    Seller(usize),
+    Buyer(usize),
+}
+
 fn open(node: &Node, way: Way, (sellers, buyers): (usize, usize), span: Duration) -> Market {
     runtime().block_on(async {
         let goods = Arc::new(Goods::lay_out(&node.url(), sellers, buyers).await);
         let until = Instant::now() + span;
         let mut people = JoinSet::new();
-        for seller in 0..sellers {
+        for person in (0..sellers).map(Person::Seller).chain((0..buyers).map(Person::Buyer)) {
             let (mut steps, goods) = (Steps::connect(&node.url(), way).await, Arc::clone(&goods));
             people.spawn(async move {
                 let mut market = Market::default();
                 while Instant::now() < until {
-                    let item = goods.next_of(seller);
-                    market.tries_again += steps.list(&item, seller).await;
-                    goods.is_listed(item, seller);
-                    market.listed += 1;
-                }
-                market
-            });
-        }
-        for buyer in 0..buyers {
-            let (mut steps, goods) = (Steps::connect(&node.url(), way).await, Arc::clone(&goods));
-            people.spawn(async move {
-                let mut market = Market::default();
-                while Instant::now() < until {
-                    let Some((item, seller)) = goods.any_listed() else {
-                        tokio::task::yield_now().await;
-                        continue;
-                    };
-                    let asked = Instant::now();
-                    let (is_bought, again) = steps.buy(&item, seller, buyer).await;
-                    market.tries_again += again;
-                    if is_bought {
-                        market.purchases.push(asked.elapsed());
+                    match person {
+                        Person::Seller(seller) => {
+                            let item = goods.next_of(seller);
+                            market.tries_again += steps.list(&item, seller).await;
+                            goods.is_listed(item, seller);
+                            market.listed += 1;
+                        }
+                        Person::Buyer(buyer) => {
+                            let Some((item, seller)) = goods.any_listed() else {
+                                tokio::task::yield_now().await;
+                                continue;
+                            };
+                            let asked = Instant::now();
+                            let (is_bought, again) = steps.buy(&item, seller, buyer).await;
+                            market.tries_again += again;
+                            market.purchases.extend(is_bought.then(|| asked.elapsed()));
+                        }
                     }
                 }
                 market

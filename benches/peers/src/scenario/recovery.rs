@@ -1,18 +1,13 @@
 //! The primary of a lock is killed: the time from the new primary's first answer to the next grant.
 
 use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use cluster_testenv::{Client, Cluster, Node};
+use cluster_testenv::{Client, Cluster};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis_rwlock::{Durability, RedisManager, Replicas, RwLockManager, Topology};
 
-use super::{About, Comparison, Figures, Setting};
-use crate::peer::{Kind, Role};
-use crate::setup::runtime;
-use crate::table::Better;
+use super::*;
 
 const NAME: &str = "recovery";
 /// Time limit of a request during the failover.

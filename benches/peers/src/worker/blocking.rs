@@ -1,13 +1,8 @@
 //! Load of a worker with plain threads.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use redis_rwlock::blocking::RedisManager;
 
-use super::{GRACE, Latencies, mode, nanos};
-use crate::load::{Load, Shape};
-use crate::peer::Mode;
+use super::*;
 
 pub(super) fn carry(manager: &RedisManager, load: &Load) -> Vec<Latencies> {
     let (shape, until) = (load.shape, Instant::now() + load.span());

@@ -1,11 +1,6 @@
 //! A client waits while another one holds the lock: the time from the beginning of the release to the waiter's entry.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use super::{Latencies, nanos};
-use crate::load::Load;
-use crate::peer::{Mode, Peer};
+use super::*;
 
 pub(super) async fn carry(clients: &[Arc<dyn Peer>], load: &Load) -> Latencies {
     let pause = Duration::from_millis(load.pause_ms);

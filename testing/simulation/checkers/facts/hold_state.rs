@@ -34,7 +34,6 @@ impl Facts<'_> {
             return false;
         };
         let lineage = self.lineage(now);
-        let answered = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at <= now);
         // For a hold that is being converted, the answer "unknown" may be the conversion.
         let was_answered_before = |request: &RequestFacts| match &request.answered {
             Some((at, Reply::Lost { .. })) if *at < now => !self.is_being_converted(id, now),
@@ -45,7 +44,7 @@ impl Facts<'_> {
             || self.about(id).filter(|request| was_answered_before(request)).filter_map(|request| request.applied);
         // Answers of a replaced primary count for a process until it learns of the new one.
         let lost = self.losses.iter().rfind(|at| **at <= now).copied().unwrap_or_default();
-        let mut all = self.about(id).filter(|request| answered(request)).filter_map(|request| request.applied);
+        let mut all = self.about(id).filter(|request| request.is_answered(now)).filter_map(|request| request.applied);
         let misled = all.any(|(at, primary)| at > lost && primary < lineage);
         let untold = || *primary < lineage && !applied().any(|(_, primary)| primary == lineage);
         let of_loss = !self.replicated && (misled || untold());
@@ -63,10 +62,8 @@ impl Facts<'_> {
         let Some(forced) = self.forced_at(id, now) else {
             return false;
         };
-        let was_answered_before = |request: &RequestFacts| request.answered.as_ref().is_some_and(|(at, _)| *at < now);
-        let applied =
-            self.about(id).filter(|request| was_answered_before(request)).filter_map(|request| request.applied);
-        !applied.into_iter().any(|(at, _)| at > forced)
+        let answered = self.about(id).filter(|request| request.answered.as_ref().is_some_and(|(at, _)| *at < now));
+        !answered.filter_map(|request| request.applied).any(|(at, _)| at > forced)
     }
 
     /// Returns true if the server has lost data since it granted a hold.

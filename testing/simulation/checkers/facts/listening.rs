@@ -66,14 +66,8 @@ impl Facts<'_> {
     fn hold_answers(&self, id: Id) -> impl Iterator<Item = HoldAnswer> {
         self.about(id).filter_map(|request| {
             let (at, reply) = request.answered.as_ref()?;
-            let is_waited_for = match reply {
-                Reply::Granted { is_waited_for, .. } | Reply::Renewed { is_waited_for, .. } => *is_waited_for,
-                _ => return None,
-            };
-            let caches = matches!(
-                request.op,
-                Op::Acquire { caches: true, .. } | Op::Conversion { caches: true, .. } | Op::Renew { caches: true, .. }
-            );
+            let is_waited_for = reply.is_waited_for()?;
+            let caches = request.op.caches();
             Some(HoldAnswer { sent: request.sent, server: request.server, caches, at: *at, is_waited_for })
         })
     }

@@ -1,13 +1,7 @@
 //! Picture of a group of tables: a line for each peer, over the number of tasks or over another quantity that grows
 //! from table to table.
 
-use plotters::element::PathElement;
-use plotters::style::text_anchor::HPos;
-use plotters::style::{Color, RGBColor};
-
-use super::{Area, FLOOR, GRID, LINE, PEER, Scale, line, write};
-use crate::print::number;
-use crate::table::Table;
+use super::*;
 
 /// Smallest number of points with which a line is drawn.
 const POINTS: usize = 3;

@@ -1,11 +1,10 @@
 //! Funds and items: their owners at the start, the offers, and the check at the end.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
-use parking_lot::Mutex;
 use redis::AsyncCommands;
 
-use crate::setup::bare_connection;
+use super::*;
 
 /// Funds of each seller and buyer, more than they can spend.
 const FUNDS: i64 = 1 << 40;

@@ -1,13 +1,9 @@
 //! Steps of sellers and buyers: to list an item and to buy it, in each of the ways.
 
-use std::time::{Duration, Instant};
-
-use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands, Pipeline, pipe};
 
 use super::goods::{PRICE, buyer_name, seller_name};
-use crate::peer::{Kind, LEASE, Mode, Peer};
-use crate::setup::bare_connection;
+use super::*;
 
 /// Way to exclude other steps during a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
