@@ -9,16 +9,8 @@ use redis_rwlock::{Acquiring, Guard, Mode, RwLockManager};
 
 use super::{MACHINE, patient, recorded};
 use crate::either::take;
-use crate::fixture::{Manager, ServerFixture};
+use crate::fixture::{Manager, ServerFixture, proxied_on_every_hash};
 use crate::wait::{BOUND, soon, stays_pending, until};
-
-macro_rules! proxied_on_every_hash {
-    ($($case:ident),+ $(,)?) => {$(
-        mod $case {
-            $crate::fixture::on_hash!($case, proxied);
-        }
-    )+};
-}
 
 proxied_on_every_hash![
     dropped_with_the_reply_to_its_first_question_on_its_way,
