@@ -55,6 +55,13 @@ fn caching() -> Settings {
     Settings { cache_for: CACHE_FOR, ..Settings::default() }
 }
 
+/// A manager that caches a hold of a lock, another one, and the lock's name.
+async fn scene_with_cached(f: &Fixture, mode: Mode) -> (Manager, Manager, String) {
+    let (holder, other, name) = f.pair(caching()).await;
+    cache_hold(&holder, &name, mode).await;
+    (holder, other, name)
+}
+
 /// Uses the lock until its hold is cached. The future has no closure of its own, so it can be sent to any runtime.
 async fn cache_hold(manager: &Manager, name: &str, mode: Mode) {
     let began = Instant::now();
@@ -70,8 +77,7 @@ async fn cache_hold(manager: &Manager, name: &str, mode: Mode) {
 
 async fn name_that_is_used_again_stays_cached(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(caching()).await;
-    let once = manager.read(&f.name()).await?;
-    once.release().await?;
+    manager.read(&f.name()).await?.release().await?;
     assert_eq!(manager.stats().holds, 0, "a name that does not come back is given back");
     for mode in [Mode::Read, Mode::Write] {
         let name = format!("{name}-{mode}");
@@ -95,7 +101,7 @@ async fn name_that_is_used_again_stays_cached(f: &Fixture) -> Outcome {
 }
 
 async fn not_kept_waiting(f: &Fixture, cached_side: Mode, wanted: Mode) {
-    let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
+    let (holder, other, name) = f.pair(caching()).await;
     for _ in 0..3 {
         cache_hold(&holder, &name, cached_side).await;
         let began = Instant::now();
@@ -122,8 +128,8 @@ async fn reader_elsewhere_is_not_kept_waiting_by_a_cached_write_hold(f: &Fixture
 async fn try_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
     // A manager that caches holds recalls at once. Another one does so when the server answers that others may cache.
     for settings in [Settings::default(), caching()] {
-        let (holder, other, name) = (f.manager_with(caching()).await, f.manager_with(settings).await, f.name());
-        cache_hold(&holder, &name, Mode::Read).await;
+        let (holder, _, name) = scene_with_cached(f, Mode::Read).await;
+        let other = f.manager_with(settings).await;
         let guard = other.try_write(&name).await.expect("answered").expect("nobody is inside");
         until("it has been given up", async || holder.stats().holds == 0).await;
         guard.release().await.expect("released");
@@ -132,8 +138,8 @@ async fn try_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
 
 async fn try_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) -> Outcome {
     for settings in [Settings::default(), caching()] {
-        let (holder, other, name) = (f.manager_with(caching()).await, f.manager_with(settings).await, f.name());
-        cache_hold(&holder, &name, Mode::Read).await;
+        let (holder, _, name) = scene_with_cached(f, Mode::Read).await;
+        let other = f.manager_with(settings).await;
         let guard = holder.read(&name).await?;
         for _ in 0..5 {
             assert!(other.try_write(&name).await?.is_none(), "a guard is inside");
@@ -151,9 +157,8 @@ async fn try_is_refused_by_a_guard_and_disturbs_nobody(f: &Fixture) -> Outcome {
 
 /// The recall timeout is longer here than a node may be silent.
 async fn try_is_refused_where_no_holder_replies(f: &Fixture) -> Outcome {
-    let (holder, plain, other, name) =
-        (f.manager_with(caching()).await, f.manager().await, f.manager_with(caching()).await, f.name());
-    cache_hold(&holder, &name, Mode::Read).await;
+    let (_holder, plain, name) = scene_with_cached(f, Mode::Read).await;
+    let other = f.manager_with(caching()).await;
     // The reader joins the phase. A process whose hold may not be cached does not listen for recalls.
     let guard = plain.read(&name).await?;
     assert!(other.try_write(&name).await?.is_none(), "a guard is inside");
@@ -167,8 +172,7 @@ async fn try_is_refused_where_no_holder_replies(f: &Fixture) -> Outcome {
 /// The first try releases the process's cached hold and gets the lock. The second try finds the new hold at the server,
 /// and its own process answers the recall.
 async fn second_try_in_a_process_is_refused_at_once(f: &Fixture) {
-    let ([holder], name) = f.scene_with(caching()).await;
-    cache_hold(&holder, &name, Mode::Read).await;
+    let (holder, _, name) = scene_with_cached(f, Mode::Read).await;
     let began = Instant::now();
     let (first, second) = tokio::join!(holder.try_write(&name), holder.try_write(&name));
     assert!(began.elapsed() < RECALL_TIMEOUT, "nobody had to wait for a word that does not come");
@@ -186,8 +190,7 @@ async fn short_wait_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
     for wait in SHORT {
         for (cached_side, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Write), (Mode::Write, Mode::Read)]
         {
-            let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
-            cache_hold(&holder, &name, cached_side).await;
+            let (holder, other, name) = scene_with_cached(f, cached_side).await;
             let granted = match wanted {
                 Mode::Read => other.read(&name).wait_timeout(wait).await.map(AnyGuard::Read),
                 Mode::Write => other.write(&name).wait_timeout(wait).await.map(AnyGuard::Write),
@@ -201,8 +204,7 @@ async fn short_wait_is_granted_a_lock_that_is_cached_unused(f: &Fixture) {
 
 async fn short_wait_beside_a_guard_ends_and_leaves_nothing(f: &Fixture) {
     for wait in SHORT {
-        let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
-        cache_hold(&holder, &name, Mode::Read).await;
+        let (holder, other, name) = scene_with_cached(f, Mode::Read).await;
         let guard = holder.read(&name).await.expect("granted");
         let error = soon("the end", other.write(&name).wait_timeout(wait).into_future()).await;
         assert!(matches!(error, Err(Error::WaitTimeout { .. })), "a guard is inside: {error:?}");
@@ -223,7 +225,7 @@ async fn other_side_in_the_same_process_is_not_kept_waiting(f: &Fixture) {
 }
 
 async fn tokens_grow_from_writer_to_writer(f: &Fixture) -> Outcome {
-    let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
+    let (holder, other, name) = f.pair(caching()).await;
     let mut last = holder.write(&name).await?.fencing_token();
     // More grants than several blocks of tokens have, with another process in between.
     for n in 0..300 {
@@ -247,8 +249,7 @@ async fn cached_hold_that_is_unused_for_long_is_given_back(f: &Fixture) {
 
 /// The hold stays cached for longer than the second for which an answer of the node counts.
 async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
-    let ([manager], name) = f.scene_with(caching()).await;
-    cache_hold(&manager, &name, Mode::Read).await;
+    let (manager, _, name) = scene_with_cached(f, Mode::Read).await;
     let age = async || f.view(&name).await.holders[0].age;
     for _ in 0..3 {
         let before = age().await;
@@ -260,22 +261,19 @@ async fn hold_stays_cached_while_its_node_answers(f: &Fixture) {
 }
 
 async fn close_gives_cached_holds_back(f: &Fixture) {
-    let ([manager], name) = f.scene_with(caching()).await;
-    cache_hold(&manager, &name, Mode::Write).await;
+    let (manager, other, name) = scene_with_cached(f, Mode::Write).await;
     manager.close().await.expect("all are given back");
-    let other = f.manager().await;
     assert!(other.try_write(&name).await.expect("answered").is_some());
 }
 
 async fn last_handle_gives_cached_holds_back(f: &Fixture) {
-    let ([manager], name) = f.scene_with(caching()).await;
-    cache_hold(&manager, &name, Mode::Write).await;
+    let (manager, _, name) = scene_with_cached(f, Mode::Write).await;
     drop(manager);
     f.becomes_free(&name).await;
 }
 
 async fn force_ends_cached_holds_and_lets_nobody_in_again(f: &Fixture) {
-    let (holder, other, name) = (f.manager_with(caching()).await, f.manager().await, f.name());
+    let (holder, other, name) = f.pair(caching()).await;
     for mode in [Mode::Read, Mode::Write] {
         cache_hold(&holder, &name, mode).await;
         other.force_release(&name).await.expect("forced");

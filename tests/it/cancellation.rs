@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Acquiring, Ended, Error, Guard, HoldState, LossReason};
+use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
 
+use crate::either::take;
 use crate::fixture::{Fixture, SHORT, Settings, on_every_fixture};
-use crate::wait::{Dropped, Outcome, Polled, granted, soon, until};
+use crate::wait::{Dropped, Failure, Outcome, Polled, begin_to_wait, granted, soon, until};
 
 on_every_fixture![
     acquisition_dropped_after_each_poll,
@@ -41,107 +42,108 @@ fn patient() -> Settings {
     Settings::lease(Duration::from_secs(300))
 }
 
-/// Drops the future that `make` makes after 0, 1, 2 … polls until it ends by itself, and looks after each.
-async fn after_each_poll<F: Future>(make: impl Fn() -> F, mut look: impl AsyncFnMut(u32)) {
+/// Moment at which a future is dropped.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    pub polls: u32,
+    dropped: Dropped,
+}
+
+impl Cut {
+    /// Polls the future until the cut. Returns its output if it ends before.
+    pub async fn of<F: Future>(self, future: F) -> Option<F::Output> {
+        soon("the next poll", Polled::then(self.polls, self.dropped, future)).await
+    }
+}
+
+/// Runs a step with cuts after 0, 1, 2 … polls, until the step returns that its future has ended by itself.
+pub async fn each_cut(mut step: impl AsyncFnMut(Cut) -> Result<bool, Failure>) -> Outcome {
     for dropped in Dropped::EITHER {
         let mut polls = 0;
-        loop {
-            let outcome = soon("the next poll", Polled::then(polls, dropped, make())).await;
-            let ended = outcome.is_some();
-            drop(outcome);
-            look(polls).await;
-            if ended {
-                break;
-            }
+        while !step(Cut { polls, dropped }).await? {
             polls += 1;
             assert!(polls < MOST, "the future did not end within {MOST} polls");
         }
     }
+    Ok(())
 }
 
-async fn acquisition_dropped_after_each_poll(f: &Fixture) {
+/// Drops the future that `make` makes at each cut, and asserts that the lock becomes free.
+async fn each_cut_leaves_nothing<F: Future>(f: &Fixture, name: &str, make: impl Fn() -> F) -> Outcome {
+    each_cut(async |cut| {
+        let ended = cut.of(make()).await.is_some();
+        f.becomes_free(name).await;
+        Ok(ended)
+    })
+    .await
+}
+
+async fn acquisition_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(patient()).await;
-    after_each_poll(|| manager.write(&name).into_future(), async |_| f.becomes_free(&name).await).await;
-    after_each_poll(|| manager.read(&name).into_future(), async |_| f.becomes_free(&name).await).await;
-    let nested = || manager.write(&name).reentrant().into_future();
-    after_each_poll(nested, async |_| f.becomes_free(&name).await).await;
+    each_cut_leaves_nothing(f, &name, || manager.write(&name).into_future()).await?;
+    each_cut_leaves_nothing(f, &name, || manager.read(&name).into_future()).await?;
+    each_cut_leaves_nothing(f, &name, || manager.write(&name).reentrant().into_future()).await
 }
 
-async fn first_acquisition_dropped_after_each_poll(f: &Fixture) {
+async fn first_acquisition_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let name = f.name();
-    let first = || async {
-        let manager = f.lazy_manager(patient()).await;
-        manager.write(&name).await
-    };
-    after_each_poll(first, async |_| f.becomes_free(&name).await).await;
+    let first = || async { f.lazy_manager(patient()).await.write(&name).await };
+    each_cut_leaves_nothing(f, &name, first).await
 }
 
-async fn try_dropped_after_each_poll(f: &Fixture) {
+async fn try_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(patient()).await;
-    after_each_poll(|| manager.try_write(&name), async |_| f.becomes_free(&name).await).await;
-    after_each_poll(|| manager.try_read(&name), async |_| f.becomes_free(&name).await).await;
-    after_each_poll(|| manager.read(&name).try_now(), async |_| f.becomes_free(&name).await).await;
+    each_cut_leaves_nothing(f, &name, || manager.try_write(&name)).await?;
+    each_cut_leaves_nothing(f, &name, || manager.try_read(&name)).await?;
+    each_cut_leaves_nothing(f, &name, || manager.read(&name).try_now()).await
 }
 
-/// Drops waiters after each poll while another guard holds the lock.
-async fn drops_waiters<G: Guard>(f: &Fixture, waiter: impl Fn() -> Acquiring<G>, name: &str) {
-    for dropped in Dropped::EITHER {
-        for polls in 0..WAITING {
-            let began = Instant::now();
-            let granted = soon("the next poll", Polled::then(polls, dropped, waiter())).await;
-            assert!(granted.is_none(), "the lock is held: {granted:?}");
-            assert_eq!(f.view(name).await.holders.len(), 1);
-            if began.elapsed() > HEARTBEAT {
-                // The waiter is in the queue: from here on each poll is the same.
-                break;
+async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) {
+    let (waiter, holder, name) = f.pair(patient()).await;
+    for (held, wanted) in [(Mode::Read, Mode::Write), (Mode::Write, Mode::Read)] {
+        let guard = take(&holder, &name, held).await;
+        for dropped in Dropped::EITHER {
+            for polls in 0..WAITING {
+                let began = Instant::now();
+                let granted = Cut { polls, dropped }.of(take(&waiter, &name, wanted)).await;
+                assert!(granted.is_none(), "the lock is held: {granted:?}");
+                assert_eq!(f.view(&name).await.holders.len(), 1);
+                if began.elapsed() > HEARTBEAT {
+                    // The waiter is in the queue: from here on each poll is the same.
+                    break;
+                }
             }
         }
+        guard.release_unharmed().await;
+        f.becomes_free(&name).await;
     }
-}
-
-async fn waiter_elsewhere_dropped_after_each_poll(f: &Fixture) -> Outcome {
-    let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
-    let guard = holder.read(&name).await?;
-    drops_waiters(f, || waiter.write(&name).into_future(), &name).await;
-    guard.release().await?;
-    f.becomes_free(&name).await;
-    let guard = holder.write(&name).await?;
-    drops_waiters(f, || waiter.read(&name).into_future(), &name).await;
-    guard.release().await?;
-    f.becomes_free(&name).await;
-    Ok(())
 }
 
 async fn waiter_here_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(patient()).await;
-    for write in [true, false] {
+    for mode in [Mode::Write, Mode::Read] {
         let guard = manager.write(&name).await?;
         // One poll and no wake-up are enough, because the waiter waits in this process.
         for polls in 0..2 {
-            let dropped = if write {
-                Polled::times(polls, manager.write(&name).into_future()).await.is_none()
-            } else {
-                Polled::times(polls, manager.read(&name).into_future()).await.is_none()
-            };
-            assert!(dropped, "the lock is held");
+            assert!(Polled::times(polls, take(&manager, &name, mode)).await.is_none(), "the lock is held");
         }
         guard.release().await?;
         f.becomes_free(&name).await;
         // The waiter's place in the queue is gone too.
-        manager.write(&name).try_now().await?.expect("free").release().await?;
+        manager.try_write(&name).await?.expect("free").release().await?;
     }
     Ok(())
 }
 
-async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
-    let (holder, waiter, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
+async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) -> Outcome {
+    let (waiter, holder, name) = f.pair(patient()).await;
     for other in [&holder, &waiter] {
         for dropped in Dropped::EITHER {
             for polls in 0..MOST {
-                let guard = holder.write(&name).await.expect("granted");
-                let waiting = Polled::then(polls, dropped, other.write(&name).into_future());
-                let (released, granted) = tokio::join!(guard.release(), soon("the next poll", waiting));
-                released.expect("released");
+                let guard = holder.write(&name).await?;
+                let waiting = Cut { polls, dropped }.of(other.write(&name).into_future());
+                let (released, granted) = tokio::join!(guard.release(), waiting);
+                released?;
                 let ended = granted.is_some();
                 drop(granted);
                 f.becomes_free(&name).await;
@@ -151,14 +153,14 @@ async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) {
             }
         }
     }
+    Ok(())
 }
 
 async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) -> Outcome {
-    let (holder, manager, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
+    let (manager, holder, name) = f.pair(patient()).await;
     let guard = holder.write(&name).await?;
     let first = tokio::spawn(manager.write(&name).into_future());
-    let mut second = manager.read(&name).into_future();
-    crate::wait::stays_pending("a grant", &mut second).await;
+    let second = begin_to_wait("a grant", manager.read(&name)).await;
     first.abort();
     guard.release().await?;
     let guard = granted(second).await;
@@ -168,93 +170,88 @@ async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) -> Outcome
     Ok(())
 }
 
-async fn denied_try_dropped_after_each_poll(f: &Fixture) {
-    let (holder, other, name) = (f.manager().await, f.manager_with(patient()).await, f.name());
-    let guard = holder.read(&name).await.expect("granted");
-    let only_one = async |_| assert_eq!(f.view(&name).await.holders.len(), 1);
-    after_each_poll(|| other.try_write(&name), only_one).await;
-    guard.release().await.expect("released");
+async fn denied_try_dropped_after_each_poll(f: &Fixture) -> Outcome {
+    let (other, holder, name) = f.pair(patient()).await;
+    let guard = holder.read(&name).await?;
+    each_cut(async |cut| {
+        let ended = cut.of(other.try_write(&name)).await.is_some();
+        assert_eq!(f.view(&name).await.holders.len(), 1);
+        Ok(ended)
+    })
+    .await?;
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn release_dropped_after_each_poll(f: &Fixture) {
+async fn release_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(patient()).await;
-    for dropped in Dropped::EITHER {
-        for polls in 0..MOST {
-            let writer = manager.write(&name).await.expect("granted");
-            let outcome = soon("the next poll", Polled::then(polls, dropped, writer.release())).await;
-            f.becomes_free(&name).await;
-            let reader = manager.read(&name).await.expect("the way is free here too");
-            drop(soon("the next poll", Polled::then(polls, dropped, reader.release())).await);
-            f.becomes_free(&name).await;
-            if let Some(outcome) = outcome {
-                outcome.expect("released");
-                break;
-            }
-            assert!(polls + 1 < MOST, "the release did not end within {MOST} polls");
-        }
-    }
+    each_cut(async |cut| {
+        let writer = manager.write(&name).await?;
+        let outcome = cut.of(writer.release()).await;
+        f.becomes_free(&name).await;
+        let reader = manager.read(&name).await.expect("the way is free here too");
+        drop(cut.of(reader.release()).await);
+        f.becomes_free(&name).await;
+        Ok(outcome.transpose()?.is_some())
+    })
+    .await
 }
 
-async fn inspect_dropped_after_each_poll(f: &Fixture) {
+async fn inspect_dropped_after_each_poll(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene_with(patient()).await;
-    let guard = manager.write(&name).await.expect("granted");
-    after_each_poll(|| manager.inspect(&name), async |_| assert_eq!(guard.state(), HoldState::Held)).await;
-    guard.release().await.expect("ours to the end");
+    let guard = manager.write(&name).await?;
+    each_cut(async |cut| {
+        let ended = cut.of(manager.inspect(&name)).await.is_some();
+        assert_eq!(guard.state(), HoldState::Held);
+        Ok(ended)
+    })
+    .await?;
+    guard.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
-async fn force_release_dropped_after_each_poll(f: &Fixture) {
-    let (holder, operator, name) = (f.manager_with(patient()).await, f.manager().await, f.name());
-    for dropped in Dropped::EITHER {
-        for polls in 0..MOST {
-            let guard = holder.write(&name).await.expect("granted");
-            let forcing = Polled::then(polls, dropped, operator.force_release(&name));
-            let ended = soon("the next poll", forcing).await.is_some();
-            match guard.release().await {
-                Ok(()) if ended && f.holds_stay() => {
-                    // The hold was cached, by the local clock, because the process had not heard of the force. It
-                    // learns of it now.
-                    until("the hold is given up", async || holder.stats().cached_holds == 0).await;
-                }
-                Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
-                Err(error) => assert!(matches!(error, Error::Lost { reason: LossReason::Forced, .. }), "{error:?}"),
+async fn force_release_dropped_after_each_poll(f: &Fixture) -> Outcome {
+    let (holder, operator, name) = f.pair(patient()).await;
+    each_cut(async |cut| {
+        let guard = holder.write(&name).await?;
+        let ended = cut.of(operator.force_release(&name)).await.is_some();
+        match guard.release().await {
+            Ok(()) if ended && f.holds_stay() => {
+                // The hold was cached, by the local clock, because the process had not heard of the force. It
+                // learns of it now.
+                until("the hold is given up", async || holder.stats().cached_holds == 0).await;
             }
-            f.becomes_free(&name).await;
-            if ended {
-                break;
-            }
-            assert!(polls + 1 < MOST, "the force did not end within {MOST} polls");
+            Ok(()) => assert!(!ended, "a force that was seen through ends the hold"),
+            Err(error) => assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. }),
         }
-    }
+        f.becomes_free(&name).await;
+        Ok(ended)
+    })
+    .await
 }
 
-async fn close_dropped_after_each_poll(f: &Fixture) {
-    for dropped in Dropped::EITHER {
-        for polls in 0..MOST {
-            let ([manager], name) = f.scene_with(patient()).await;
-            let guard = manager.write(&name).await.expect("granted");
-            let ended = soon("the next poll", Polled::then(polls, dropped, manager.close())).await.is_some();
-            if polls == 0 {
-                assert_eq!(guard.state(), HoldState::Held, "nothing happens before the first poll");
-                guard.release().await.expect("ours to the end");
-            } else {
-                assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
-                let error = manager.write(&name).await.expect_err("closed for good");
-                assert_matches!(error, Error::Closed { .. });
-            }
-            f.becomes_free(&name).await;
-            if ended {
-                break;
-            }
-            assert!(polls + 1 < MOST, "the close did not end within {MOST} polls");
+async fn close_dropped_after_each_poll(f: &Fixture) -> Outcome {
+    each_cut(async |cut| {
+        let ([manager], name) = f.scene_with(patient()).await;
+        let guard = manager.write(&name).await?;
+        let ended = cut.of(manager.close()).await.is_some();
+        if cut.polls == 0 {
+            assert_eq!(guard.state(), HoldState::Held, "nothing happens before the first poll");
+            guard.release().await?;
+        } else {
+            assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
+            assert_matches!(manager.write(&name).await, Err(Error::Closed { .. }));
         }
-    }
+        f.becomes_free(&name).await;
+        Ok(ended)
+    })
+    .await
 }
 
-async fn connect_dropped_after_each_poll(f: &Fixture) {
-    let name = f.name();
-    after_each_poll(|| f.connecting(patient()), async |_| f.becomes_free(&name).await).await;
+async fn connect_dropped_after_each_poll(f: &Fixture) -> Outcome {
+    each_cut_leaves_nothing(f, &f.name(), || f.connecting(patient())).await
 }
 
 async fn future_of_a_loss_dropped_after_each_poll(f: &Fixture) {
@@ -300,7 +297,7 @@ async fn aborted_task_leaves_nothing(f: &Fixture) {
                 }
             }
         });
-        crate::wait::until("the task is at work", async || f.view(&name).await.last_token.is_some()).await;
+        until("the task is at work", async || f.view(&name).await.last_token.is_some()).await;
         task.abort();
         assert!(task.await.expect_err("it never ends by itself").is_cancelled());
         f.becomes_free(&name).await;

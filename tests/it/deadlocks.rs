@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cluster_testenv::Server;
 use redis_rwlock::{Cycle, Error, Mode};
 use tokio::task::JoinHandle;
 
@@ -35,12 +36,12 @@ async fn waits(f: &Fixture, manager: &Manager, name: &str, mode: Mode) -> JoinHa
     task
 }
 
-/// Returns who waits in a cycle, with the lock and the holder, from the label `a` on.
-fn told(cycle: &Cycle) -> Vec<(String, String, String)> {
-    let mut waits: Vec<_> =
-        cycle.waits.iter().map(|wait| (wait.waiter.clone(), wait.lock.clone(), wait.holder.clone())).collect();
-    let first = waits.iter().enumerate().min_by_key(|(_, wait)| wait.0.clone()).map_or(0, |(n, _)| n);
-    waits.rotate_left(first);
+/// Waiter, lock and holder of each wait of the only cycle, from the label `a` on.
+fn told(cycles: &[Cycle]) -> Vec<[&str; 3]> {
+    assert_eq!(cycles.len(), 1, "{cycles:?}");
+    let mut waits: Vec<_> = cycles[0].waits.iter().map(|wait| [&*wait.waiter, &*wait.lock, &*wait.holder]).collect();
+    let first = (0..waits.len()).min_by_key(|n| waits[*n][0]);
+    waits.rotate_left(first.unwrap_or_default());
     waits
 }
 
@@ -61,11 +62,7 @@ async fn ring_of_three_processes_is_named_within_two_seconds(f: &Fixture) -> Out
     let began = Instant::now();
     let cycles = looker.deadlocks().await?;
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    assert_eq!(cycles.len(), 1, "{cycles:?}");
-    let expected = (0..3).map(|n| (labels[n], names[(n + 1) % 3].as_str(), labels[(n + 1) % 3]));
-    let expected: Vec<_> =
-        expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.to_owned(), holder.to_owned())).collect();
-    assert_eq!(told(&cycles[0]), expected);
+    assert_eq!(told(&cycles), [["a", &names[1], "b"], ["b", &names[2], "c"], ["c", &names[0], "a"]]);
     for wait in &cycles[0].waits {
         assert!(wait.is_held && !wait.is_local && wait.waiting >= Duration::from_secs(1) && wait.age >= wait.waiting);
         assert_eq!((wait.mode, wait.holder_mode), (Mode::Write, Mode::Write));
@@ -87,16 +84,12 @@ async fn ring_through_a_local_wait_is_named(f: &Fixture) -> Outcome {
     let (first, inner, second) = (f.name(), f.name(), f.name());
     let (a, b) = (f.manager_with(patient("a")).await, f.manager_with(patient("b")).await);
     let guards = [a.write(&first).await?, a.write(&inner).await?, b.write(&second).await?];
-    let (manager, lock) = (Arc::clone(&a), inner.clone());
-    let local = tokio::spawn(async move { drop(manager.write(&lock).await) });
+    let local = tokio::spawn(a.write(&inner).into_future());
     until("it waits in its process", async || a.stats().waiters == 1).await;
-    let tasks = [local, waits(f, &a, &second, Mode::Write).await, waits(f, &b, &first, Mode::Write).await];
+    let tasks = [waits(f, &a, &second, Mode::Write).await, waits(f, &b, &first, Mode::Write).await];
     let cycles = f.manager().await.deadlocks().await?;
-    assert_eq!(cycles.len(), 1, "{cycles:?}");
-    let expected = [("a", &second, "b"), ("b", &first, "a")];
-    let expected = expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.clone(), holder.to_owned()));
-    assert_eq!(told(&cycles[0]), expected);
-    drop((guards, tasks));
+    assert_eq!(told(&cycles), [["a", &second, "b"], ["b", &first, "a"]]);
+    drop((guards, local, tasks));
     Ok(())
 }
 
@@ -134,10 +127,7 @@ async fn ring_through_a_waiting_writer_is_named(f: &Fixture) -> Outcome {
     let writer = waits(f, &c, &read, Mode::Write).await;
     let tasks = [writer, waits(f, &b, &read, Mode::Read).await, waits(f, &a, &written, Mode::Write).await];
     let cycles = f.manager().await.deadlocks().await?;
-    assert_eq!(cycles.len(), 1, "{cycles:?}");
-    let expected = [("a", &written, "b"), ("b", &read, "c"), ("c", &read, "a")];
-    let expected = expected.map(|(waiter, lock, holder)| (waiter.to_owned(), lock.clone(), holder.to_owned()));
-    assert_eq!(told(&cycles[0]), expected);
+    assert_eq!(told(&cycles), [["a", &written, "b"], ["b", &read, "c"], ["c", &read, "a"]]);
     assert_eq!(cycles[0].waits.iter().filter(|wait| !wait.is_held).count(), 1, "{cycles:?}");
     assert!(cycles[0].to_string().contains("behind the waiter \"c\" (write"), "{}", cycles[0]);
     drop((guards, tasks));
@@ -227,29 +217,22 @@ async fn hold_once(manager: &Manager, name: &str, inside: Duration) -> Duration 
     granted.elapsed()
 }
 
+/// Runs such a service on a node within a time limit.
+fn nobody_is_named_within(limit: Duration, server: Server, names: usize, span: Duration) {
+    let service = async {
+        let f = ServerFixture::shared(Kind::HashNode, server);
+        nobody_is_named(&f, names, 64, span).await;
+    };
+    crate::wait::run(limit, 4, Box::pin(service));
+}
+
 #[test]
 fn busy_service_without_a_ring_is_not_named() {
-    let within = Duration::from_secs(40);
-    crate::wait::run(
-        within,
-        4,
-        Box::pin(async {
-            let f = ServerFixture::shared(Kind::HashNode, cluster_testenv::Server::Valkey91);
-            nobody_is_named(&f, 100, 64, Duration::from_secs(5)).await;
-        }),
-    );
+    nobody_is_named_within(Duration::from_secs(40), Server::Valkey91, 100, Duration::from_secs(5));
 }
 
 #[test]
 #[ignore = "takes a minute: see `.ci/all`"]
 fn busy_service_with_a_thousand_locks_is_not_named_for_a_minute() {
-    let within = Duration::from_secs(120);
-    crate::wait::run(
-        within,
-        4,
-        Box::pin(async {
-            let f = ServerFixture::shared(Kind::HashNode, cluster_testenv::Server::Redis82);
-            nobody_is_named(&f, 1_000, 64, Duration::from_secs(60)).await;
-        }),
-    );
+    nobody_is_named_within(Duration::from_secs(120), Server::Redis82, 1_000, Duration::from_secs(60));
 }

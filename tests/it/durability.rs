@@ -84,7 +84,7 @@ impl Field {
     fn at(kind: Kind, node: &Node) -> Fixture {
         match kind {
             Kind::TwoKey => Fixture::two_key(Topology::node(node.url())),
-            Kind::HashNode | Kind::HashCluster => hash_on(&node),
+            Kind::HashNode | Kind::HashCluster => hash_on(node),
         }
     }
 

@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster_testenv::{Node, Reply, Server};
 use redis_rwlock::{
-    Build, Builder, Durability, Error, LockView, MemoryManager, QuorumManager, RedisManager, RedissonManager, Reentry,
-    Replicas, RwLockManager, TimestampClients, Topology, TwoKeyManager,
+    Build, Builder, Durability, Error, LockView, MemoryManager, Mode, QuorumManager, RedisManager, RedissonManager,
+    Reentry, Replicas, RwLockManager, TimestampClients, Topology, TwoKeyManager,
 };
 use tokio::runtime::{Handle, Runtime};
 use tokio::task::JoinHandle;
 
+use crate::either::{AnyGuard, take};
 use crate::servers::{Missing, Pair, Servers, Voters, ask, portable_node, proxy_of_cluster};
 use crate::wait::until;
 
@@ -134,47 +135,51 @@ enum Connects {
 }
 
 impl Backend {
-    async fn manager(&self, prefix: &str, settings: Settings, connects: Connects) -> Result<Manager, Error> {
-        async fn finish<M: Build>(builder: Builder<M>, connects: Connects) -> Result<Manager, Error> {
+    async fn manager(&self, prefix: &str, mut settings: Settings, connects: Connects) -> Result<Manager, Error> {
+        async fn finish<M: Build>(
+            builder: Builder<M>,
+            settings: Settings,
+            connects: Connects,
+        ) -> Result<Manager, Error> {
+            let builder = settings.apply(builder);
             Ok(match connects {
                 Connects::Now => Arc::new(builder.connect().await?),
                 Connects::AtFirstUse => Arc::new(builder.build()?),
             })
         }
+        let (durability, cache_for) = (settings.durability, settings.cache_for);
         match self {
             Self::Memory(store) => {
-                let cache_for = settings.cache_for;
-                finish(settings.apply(store.peer_builder()).cache_for(cache_for).key_prefix(prefix), connects).await
+                finish(store.peer_builder().cache_for(cache_for).key_prefix(prefix), settings, connects).await
             }
             Self::TwoKey(topology) => {
-                let builder = TwoKeyManager::builder(topology.clone()).durability(settings.durability);
-                finish(settings.apply(builder).key_prefix(prefix), connects).await
+                let builder = TwoKeyManager::builder(topology.clone()).durability(durability);
+                finish(builder.key_prefix(prefix), settings, connects).await
             }
             Self::Replicated(topology) => {
                 // A busy machine answers late, and a manager does not repeat a request that has waited for replicas.
-                let is_default = settings.response_timeout == Settings::default().response_timeout;
-                let response_timeout = if is_default { Duration::from_secs(4) } else { settings.response_timeout };
-                let level = on_one_replica(response_timeout / 2);
-                let builder = RedisManager::builder(topology.clone()).durability(level).cache_for(settings.cache_for);
-                let settings = Settings { response_timeout, ..settings };
-                finish(settings.apply(builder).key_prefix(prefix), connects).await
+                if settings.response_timeout == Settings::default().response_timeout {
+                    settings.response_timeout = Duration::from_secs(4);
+                }
+                let level = on_one_replica(settings.response_timeout / 2);
+                let builder = RedisManager::builder(topology.clone()).durability(level).cache_for(cache_for);
+                finish(builder.key_prefix(prefix), settings, connects).await
             }
             Self::Quorum(masters) => {
                 // The masters were started just now, and would not vote yet.
                 let builder = QuorumManager::builder(masters.clone()).restarts_are_delayed();
-                finish(settings.apply(builder).key_prefix(prefix), connects).await
+                finish(builder.key_prefix(prefix), settings, connects).await
             }
             Self::Redisson(topology) => {
-                let builder = RedissonManager::builder(topology.clone()).durability(settings.durability);
-                finish(settings.apply(builder), connects).await
+                finish(RedissonManager::builder(topology.clone()).durability(durability), settings, connects).await
             }
             Self::Hash(topology) => {
-                let mut builder = RedisManager::builder(topology.clone()).durability(settings.durability);
-                builder = match &settings.timestamp_keys {
+                let builder = RedisManager::builder(topology.clone()).durability(durability).key_prefix(prefix);
+                let builder = match &settings.timestamp_keys {
                     Some(template) => builder.timestamp_keys(template),
-                    None => builder.cache_for(settings.cache_for),
+                    None => builder.cache_for(cache_for),
                 };
-                finish(settings.apply(builder).key_prefix(prefix), connects).await
+                finish(builder, settings, connects).await
             }
         }
     }
@@ -304,6 +309,16 @@ impl Fixture {
 
     pub async fn manager_with(&self, settings: Settings) -> Manager {
         self.connect(settings).await.expect("the manager connects")
+    }
+
+    /// A manager with these settings, another one with the usual ones, and the name of a lock that no case has used.
+    pub async fn pair(&self, settings: Settings) -> (Manager, Manager, String) {
+        (self.manager_with(settings).await, self.manager().await, self.name())
+    }
+
+    /// A manager of a process with this label.
+    pub async fn manager_with_label(&self, label: &str) -> Manager {
+        self.manager_with(Settings::label(label)).await
     }
 
     /// Managers of as many processes as asked for, and the name of a lock that no case has used.
@@ -444,6 +459,18 @@ impl Process {
     pub async fn run<T: Send + 'static>(&self, act: impl FnOnce(Manager) -> redis_rwlock::BoxFuture<'static, T>) -> T {
         let runtime = self.runtime.as_ref().expect("it lives");
         runtime.spawn(act(Arc::clone(&self.manager))).await.expect("no panic")
+    }
+
+    /// Acquires a lock within the process.
+    pub async fn take(&self, name: &str, mode: Mode) -> AnyGuard {
+        let name = name.to_owned();
+        self.run(move |manager| Box::pin(async move { take(&manager, &name, mode).await })).await
+    }
+
+    /// Starts to wait for a lock within the process, to write.
+    pub fn start_to_write(&self, name: &str) {
+        let name = name.to_owned();
+        self.start(|manager| Box::pin(manager.write(&name).into_future()));
     }
 
     /// Starts the work in which the process dies. The work is not dropped, because a killed process takes nothing back.
@@ -612,14 +639,25 @@ pub fn has_hash_tag(name: &str) -> bool {
     tag.is_some_and(|(tag, _)| !tag.is_empty())
 }
 
+/// A case on server fixtures, which `$make` in its parentheses makes: for each the name of the test, the kind and the
+/// server. With `later`, it runs with `.ci/all` only.
+macro_rules! on_each {
+    ($case:ident $make:tt, $($name:ident $kind:ident $server:ident $($later:ident)?),+ $(,)?) => {
+        $($crate::fixture::on_one!(@ $make $($later)? $case, $name, $kind, $server);)+
+    };
+}
+
 /// A case on the twelve server fixtures; `$make` makes the fixture. On each push, each kind of topology runs on a server of
 /// its own. The rest runs with `.ci/all`.
 macro_rules! on_servers {
     ($case:ident, $($make:tt)+) => {
-        $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
-        $crate::fixture::on_one!(later $case, two_key_on_redis_8_2, TwoKey, Redis82, $($make)+);
-        $crate::fixture::on_one!(later $case, two_key_on_valkey_8_1, TwoKey, Valkey81, $($make)+);
-        $crate::fixture::on_one!(later $case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
+        $crate::fixture::on_each!(
+            $case ($($make)+),
+            two_key_on_redis_7_0 TwoKey Redis70,
+            two_key_on_redis_8_2 TwoKey Redis82 later,
+            two_key_on_valkey_8_1 TwoKey Valkey81 later,
+            two_key_on_valkey_9_1 TwoKey Valkey91 later,
+        );
         $crate::fixture::on_hash!($case, $($make)+);
     };
 }
@@ -627,14 +665,17 @@ macro_rules! on_servers {
 /// A case on the eight server fixtures of the hash scheme, six of them with `.ci/all` only.
 macro_rules! on_hash {
     ($case:ident, $($make:tt)+) => {
-        $crate::fixture::on_one!(later $case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
-        $crate::fixture::on_one!($case, hash_on_redis_8_2, HashNode, Redis82, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_valkey_8_1, HashNode, Valkey81, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_redis_7_0_cluster, HashCluster, Redis70, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_redis_8_2_cluster, HashCluster, Redis82, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_valkey_8_1_cluster, HashCluster, Valkey81, $($make)+);
-        $crate::fixture::on_one!($case, hash_on_valkey_9_1_cluster, HashCluster, Valkey91, $($make)+);
+        $crate::fixture::on_each!(
+            $case ($($make)+),
+            hash_on_redis_7_0 HashNode Redis70 later,
+            hash_on_redis_8_2 HashNode Redis82,
+            hash_on_valkey_8_1 HashNode Valkey81 later,
+            hash_on_valkey_9_1 HashNode Valkey91 later,
+            hash_on_redis_7_0_cluster HashCluster Redis70 later,
+            hash_on_redis_8_2_cluster HashCluster Redis82 later,
+            hash_on_valkey_8_1_cluster HashCluster Valkey81 later,
+            hash_on_valkey_9_1_cluster HashCluster Valkey91,
+        );
     };
 }
 
@@ -662,77 +703,83 @@ macro_rules! on_lacking {
 /// A case on one node with either scheme, on each server. On each push, it runs once on each.
 macro_rules! on_nodes {
     ($case:ident, $($make:tt)+) => {
-        $crate::fixture::on_one!($case, two_key_on_redis_7_0, TwoKey, Redis70, $($make)+);
-        $crate::fixture::on_one!(later $case, two_key_on_redis_8_2, TwoKey, Redis82, $($make)+);
-        $crate::fixture::on_one!(later $case, two_key_on_valkey_8_1, TwoKey, Valkey81, $($make)+);
-        $crate::fixture::on_one!($case, two_key_on_valkey_9_1, TwoKey, Valkey91, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_redis_7_0, HashNode, Redis70, $($make)+);
-        $crate::fixture::on_one!($case, hash_on_redis_8_2, HashNode, Redis82, $($make)+);
-        $crate::fixture::on_one!($case, hash_on_valkey_8_1, HashNode, Valkey81, $($make)+);
-        $crate::fixture::on_one!(later $case, hash_on_valkey_9_1, HashNode, Valkey91, $($make)+);
+        $crate::fixture::on_each!(
+            $case ($($make)+),
+            two_key_on_redis_7_0 TwoKey Redis70,
+            two_key_on_redis_8_2 TwoKey Redis82 later,
+            two_key_on_valkey_8_1 TwoKey Valkey81 later,
+            two_key_on_valkey_9_1 TwoKey Valkey91,
+            hash_on_redis_7_0 HashNode Redis70 later,
+            hash_on_redis_8_2 HashNode Redis82,
+            hash_on_valkey_8_1 HashNode Valkey81,
+            hash_on_valkey_9_1 HashNode Valkey91 later,
+        );
     };
 }
 
-/// A case on one fixture. With `later`, it runs with `.ci/all` only.
+/// A case on one fixture. With `later` before it, it runs with `.ci/all` only.
 macro_rules! on_one {
-    (later $case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($then:tt)*) => {
+    (@ ($make:ident $($then:tt)*) $($case:ident)+, $name:ident, $kind:ident, $server:ident) => {
         $crate::fixture::on_this!(
-            later $case, $name,
+            $($case)+, $name,
             $crate::fixture::ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($then)*
         );
     };
-    ($case:ident, $name:ident, $kind:ident, $server:ident, $make:ident $($then:tt)*) => {
-        $crate::fixture::on_this!(
-            $case, $name,
-            $crate::fixture::ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($then)*
-        );
+    ($($case:ident)+, $name:ident, $kind:ident, $server:ident, $($make:tt)+) => {
+        $crate::fixture::on_one!(@ ($($make)+) $($case)+, $name, $kind, $server);
     };
 }
 
 macro_rules! on_this {
-    (later $case:ident, $name:ident, $($fixture:tt)+) => {
+    (later $case:ident, $($test:tt)+) => {
+        $crate::fixture::on_this!(@ #[ignore = "runs in `.ci/all`"] $case, $($test)+);
+    };
+    (@ $(#[$later:meta])? $case:ident, $name:ident, $($fixture:tt)+) => {
         #[test]
-        #[ignore = "runs in `.ci/all`"]
+        $(#[$later])?
         fn $name() {
-            $crate::fixture::on_this!(@ $case, $($fixture)+);
+            $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
+                let fixture = $($fixture)+;
+                super::$case(&fixture).await
+            }));
         }
     };
-    ($case:ident, $name:ident, $($fixture:tt)+) => {
-        #[test]
-        fn $name() {
-            $crate::fixture::on_this!(@ $case, $($fixture)+);
-        }
-    };
-    (@ $case:ident, $($fixture:tt)+) => {
-        $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
-            let fixture = $($fixture)+;
-            super::$case(&fixture).await
-        }));
+    ($($test:tt)+) => {
+        $crate::fixture::on_this!(@ $($test)+);
     };
 }
 
 /// A case of the contract on masters, on a primary with a replica that acknowledges, and with cached holds. Only one of
 /// these runs on each push.
 macro_rules! on_quorum_and_levels {
+    (@ $case:ident, $($name:ident $make:ident $server:ident $($later:ident)?),+ $(,)?) => {
+        $($crate::fixture::on_this!(
+            $($later)? $case, $name, $crate::fixture::Fixture::$make(cluster_testenv::Server::$server)
+        );)+
+    };
     ($case:ident) => {
-        use cluster_testenv::Server;
-
-        $crate::fixture::on_this!(later $case, five_masters_on_redis_7_0, $crate::fixture::Fixture::five_masters(Server::Redis70));
-        $crate::fixture::on_this!(later $case, five_masters_on_redis_8_2, $crate::fixture::Fixture::five_masters(Server::Redis82));
-        $crate::fixture::on_this!($case, five_masters_on_valkey_8_1, $crate::fixture::Fixture::five_masters(Server::Valkey81));
-        $crate::fixture::on_this!(later $case, five_masters_on_valkey_9_1, $crate::fixture::Fixture::five_masters(Server::Valkey91));
-        $crate::fixture::on_this!(later $case, three_of_five_masters_on_redis_7_0, $crate::fixture::Fixture::three_of_five_masters(Server::Redis70));
-        $crate::fixture::on_this!(later $case, three_of_five_masters_on_redis_8_2, $crate::fixture::Fixture::three_of_five_masters(Server::Redis82));
-        $crate::fixture::on_this!(later $case, three_of_five_masters_on_valkey_8_1, $crate::fixture::Fixture::three_of_five_masters(Server::Valkey81));
-        $crate::fixture::on_this!(later $case, three_of_five_masters_on_valkey_9_1, $crate::fixture::Fixture::three_of_five_masters(Server::Valkey91));
-        $crate::fixture::on_this!(later $case, replicated_on_redis_7_0, $crate::fixture::Fixture::replicated(Server::Redis70));
-        $crate::fixture::on_this!(later $case, replicated_on_redis_8_2, $crate::fixture::Fixture::replicated(Server::Redis82));
-        $crate::fixture::on_this!(later $case, replicated_on_valkey_8_1, $crate::fixture::Fixture::replicated(Server::Valkey81));
-        $crate::fixture::on_this!(later $case, replicated_on_valkey_9_1, $crate::fixture::Fixture::replicated(Server::Valkey91));
-        $crate::fixture::on_one!(later $case, cached_on_redis_7_0, HashNode, Redis70, caching);
-        $crate::fixture::on_one!(later $case, cached_on_redis_8_2, HashNode, Redis82, caching);
-        $crate::fixture::on_one!(later $case, cached_on_valkey_8_1, HashNode, Valkey81, caching);
-        $crate::fixture::on_one!(later $case, cached_on_valkey_9_1, HashNode, Valkey91, caching);
+        $crate::fixture::on_quorum_and_levels!(
+            @ $case,
+            five_masters_on_redis_7_0 five_masters Redis70 later,
+            five_masters_on_redis_8_2 five_masters Redis82 later,
+            five_masters_on_valkey_8_1 five_masters Valkey81,
+            five_masters_on_valkey_9_1 five_masters Valkey91 later,
+            three_of_five_masters_on_redis_7_0 three_of_five_masters Redis70 later,
+            three_of_five_masters_on_redis_8_2 three_of_five_masters Redis82 later,
+            three_of_five_masters_on_valkey_8_1 three_of_five_masters Valkey81 later,
+            three_of_five_masters_on_valkey_9_1 three_of_five_masters Valkey91 later,
+            replicated_on_redis_7_0 replicated Redis70 later,
+            replicated_on_redis_8_2 replicated Redis82 later,
+            replicated_on_valkey_8_1 replicated Valkey81 later,
+            replicated_on_valkey_9_1 replicated Valkey91 later,
+        );
+        $crate::fixture::on_each!(
+            $case (caching),
+            cached_on_redis_7_0 HashNode Redis70 later,
+            cached_on_redis_8_2 HashNode Redis82 later,
+            cached_on_valkey_8_1 HashNode Valkey81 later,
+            cached_on_valkey_9_1 HashNode Valkey91 later,
+        );
     };
 }
 
@@ -817,6 +864,15 @@ macro_rules! proxied_on_every_server {
     )+};
 }
 
+/// Each case of the hash scheme on its server fixtures behind proxies, shared with others.
+macro_rules! proxied_on_every_hash {
+    ($($case:ident),+ $(,)?) => {$(
+        mod $case {
+            $crate::fixture::on_hash!($case, proxied);
+        }
+    )+};
+}
+
 /// Each case on the server fixtures, alone with its servers.
 macro_rules! alone_on_every_server {
     ($($case:ident),+ $(,)?) => {$(
@@ -867,9 +923,10 @@ macro_rules! on_each_server {
 }
 
 pub(crate) use {
-    alone_on_every_server, hash_on_every_server, on_each_server, on_every_fixture, on_every_own_format, on_every_queue,
-    on_every_server, on_hash, on_lacking, on_nodes, on_one, on_own_formats, on_portable, on_quorum_and_levels,
-    on_redisson, on_servers, on_this, on_two_threads, proxied_on_every_server,
+    alone_on_every_server, hash_on_every_server, on_each, on_each_server, on_every_fixture, on_every_own_format,
+    on_every_queue, on_every_server, on_hash, on_lacking, on_nodes, on_one, on_own_formats, on_portable,
+    on_quorum_and_levels, on_redisson, on_servers, on_this, on_two_threads, proxied_on_every_hash,
+    proxied_on_every_server,
 };
 
 /// The time of the servers, which run on the same machine.

@@ -4,12 +4,14 @@
 //! A proxy holds the requests, and a copy of one arrives when the case orders it. A case checks the stored state of the
 //! server, and the guards of other processes, which must stay valid.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster_testenv::Fault;
+use cluster_testenv::{Fault, HeldRequest, Matcher, Proxy};
 use futures_util::future::join_all;
 use redis_rwlock::{Error, FencingToken, HoldState, LossReason, Mode};
+use tokio::task::JoinHandle;
 
 use crate::either::{AnyGuard, take, take_for};
 use crate::fixture::{Manager, SHORT, ServerFixture, Settings, proxied_on_every_server};
@@ -47,14 +49,24 @@ const RENEWED: Duration = Duration::from_secs(4);
 /// Response timeout, and so time limit of a request, within which a case can let a copy arrive.
 const PATIENT: Duration = Duration::from_secs(2);
 
-/// Acquires the lock in a task of its own.
-fn taking(manager: &Manager, name: &str, mode: Mode) -> tokio::task::JoinHandle<AnyGuard> {
-    let (manager, name) = (Arc::clone(manager), name.to_owned());
-    tokio::spawn(async move { take(&manager, &name, mode).await })
+/// Runs a case for both modes at the same time.
+async fn in_both_modes(case: impl AsyncFn(Mode)) {
+    join_all(MODES.map(|mode| case(mode))).await;
 }
 
-async fn holder(f: &ServerFixture, label: &str) -> Manager {
-    f.manager_with(Settings { label: label.to_owned(), max_handoffs: 1, ..Settings::lease(LONG) }).await
+/// Runs a case for both modes, each with and without a holder meanwhile, at the same time.
+async fn held_meanwhile_or_not(case: impl AsyncFn(Mode, bool)) {
+    let cases = MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]);
+    join_all(cases.map(|(mode, is_held_meanwhile)| case(mode, is_held_meanwhile))).await;
+}
+
+fn settings_of(label: &str) -> Settings {
+    Settings { label: label.to_owned(), max_handoffs: 1, ..Settings::lease(LONG) }
+}
+
+/// A manager with time limits so late that a case can act before them.
+async fn patient(f: &ServerFixture) -> Manager {
+    f.manager_with(Settings { response_timeout: PATIENT, ..settings_of("one") }).await
 }
 
 /// Waits until the proxy has carried the fault out.
@@ -62,163 +74,213 @@ async fn has_happened(fault: &Fault) {
     until("a fault of the network", async || fault.wait_applied(Duration::ZERO).is_ok()).await;
 }
 
-/// A manager with time limits so late that a case can act before them.
-async fn patient(f: &ServerFixture) -> Manager {
-    let settings =
-        Settings { response_timeout: PATIENT, label: "one".to_owned(), max_handoffs: 1, ..Settings::lease(LONG) };
-    f.manager_with(settings).await
+/// A lock, a manager whose requests the proxy treats, another manager, and the tokens of the guards in their order.
+struct Lock<'a> {
+    f: &'a ServerFixture,
+    name: String,
+    one: Manager,
+    two: Manager,
+    tokens: RefCell<Vec<FencingToken>>,
 }
 
-async fn holders(f: &ServerFixture, name: &str) -> Vec<String> {
-    f.view(name).await.holders.into_iter().map(|holder| holder.label).collect()
-}
+impl<'a> Lock<'a> {
+    async fn of(f: &'a ServerFixture) -> Self {
+        Self::with(f, f.manager_with(settings_of("one")).await).await
+    }
 
-/// Asserts that the lock becomes free, and that these tokens and the next one grow.
-async fn tokens_go_on(f: &ServerFixture, name: &str, tokens: &[FencingToken]) {
-    f.becomes_free(name).await;
-    let next = take(&f.manager().await, name, Mode::Write).await;
-    let tokens = [tokens, &[next.token()]].concat();
-    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
-    next.release_unharmed().await;
+    async fn with(f: &'a ServerFixture, one: Manager) -> Self {
+        Self { f, name: f.name(), one, two: f.manager_with(settings_of("two")).await, tokens: RefCell::default() }
+    }
+
+    fn proxy(&self) -> &Proxy {
+        self.f.proxy(&self.name)
+    }
+
+    fn requests(&self, script: Script) -> Matcher {
+        self.f.requests(script, &self.name)
+    }
+
+    fn requests_of_one(&self, script: Script) -> Matcher {
+        self.requests(script).and(".one")
+    }
+
+    /// Notes the token of a new guard, and returns it.
+    fn note(&self, guard: AnyGuard) -> AnyGuard {
+        self.tokens.borrow_mut().push(guard.token());
+        guard
+    }
+
+    async fn take(&self, manager: &Manager, mode: Mode) -> AnyGuard {
+        self.note(take(manager, &self.name, mode).await)
+    }
+
+    /// Acquires the lock in a task of its own, by the first manager.
+    fn taking(&self, mode: Mode) -> JoinHandle<AnyGuard> {
+        let (manager, name) = (Arc::clone(&self.one), self.name.clone());
+        tokio::spawn(async move { take(&manager, &name, mode).await })
+    }
+
+    async fn holders(&self) -> Vec<String> {
+        self.f.view(&self.name).await.holders.into_iter().map(|holder| holder.label).collect()
+    }
+
+    async fn is_free(&self) -> bool {
+        self.holders().await.is_empty()
+    }
+
+    /// Asserts that the last guard has the only hold.
+    async fn has_one_hold(&self) {
+        let view = self.f.view(&self.name).await;
+        assert_eq!((view.holders.len(), view.last_token), (1, self.tokens.borrow().last().copied()));
+    }
+
+    /// Asserts that a copy was granted a hold, which the last release ends far sooner than its lease ends.
+    async fn has_a_hold_until_the_last_leave(&self) {
+        let view = self.f.view(&self.name).await;
+        assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
+        self.tokens.borrow_mut().extend(view.last_token);
+        until("the last leave", async || self.is_free().await).await;
+    }
+
+    /// Lets a late request arrive, and asserts that it changes nothing.
+    #[track_caller]
+    fn is_unchanged_by(&self, held: HeldRequest, case: impl std::fmt::Debug) {
+        let stored = self.f.stored(&self.name);
+        arrives(held);
+        assert_eq!(self.f.stored(&self.name), stored, "{case:?}");
+    }
+
+    /// Asserts that the lock becomes free, and that the tokens and the next one grow.
+    async fn goes_on(&self) {
+        self.f.becomes_free(&self.name).await;
+        self.take(&self.f.manager().await, Mode::Write).await.release_unharmed().await;
+        assert!(self.tokens.borrow().is_sorted_by(|a, b| a < b), "{:?}", self.tokens);
+    }
+
+    /// Releases the last guard, and asserts that the lock goes on.
+    async fn goes_on_after(&self, guard: AnyGuard) {
+        guard.release_unharmed().await;
+        self.goes_on().await;
+    }
 }
 
 // Acquisitions.
 
 async fn duplicated_acquire_is_one_hold(f: &ServerFixture) {
     for mode in MODES {
-        let (manager, name) = (holder(f, "one").await, f.name());
-        let twice = f.proxy(&name).duplicate_request(f.requests(Script::Acquire, &name));
-        let guard = take(&manager, &name, mode).await;
+        let lock = Lock::of(f).await;
+        let twice = lock.proxy().duplicate_request(lock.requests(Script::Acquire));
+        let guard = lock.take(&lock.one, mode).await;
         has_happened(&twice).await;
-        let view = f.view(&name).await;
-        assert_eq!((view.holders.len(), view.last_token), (1, Some(guard.token())));
-        let token = guard.token();
-        guard.release_unharmed().await;
-        tokens_go_on(f, &name, &[token]).await;
+        lock.has_one_hold().await;
+        lock.goes_on_after(guard).await;
     }
 }
 
 async fn acquire_retried_after_a_lost_reply_is_one_hold(f: &ServerFixture) {
     for mode in MODES {
-        let (manager, name) = (holder(f, "one").await, f.name());
-        let requests = f.requests(Script::Acquire, &name);
-        let cut = f.proxy(&name).cut_after_apply(requests.clone());
-        let guard = take(&manager, &name, mode).await;
+        let lock = Lock::of(f).await;
+        let requests = lock.requests(Script::Acquire);
+        let cut = lock.proxy().cut_after_apply(requests.clone());
+        let guard = lock.take(&lock.one, mode).await;
         has_happened(&cut).await;
-        assert_eq!(f.proxy(&name).requests_seen(requests), 2, "it was retried");
-        let view = f.view(&name).await;
-        assert_eq!((view.holders.len(), view.last_token), (1, Some(guard.token())));
-        let token = guard.token();
+        assert_eq!(lock.proxy().requests_seen(requests), 2, "it was retried");
+        lock.has_one_hold().await;
         guard.release_unharmed().await;
-        assert!(f.view(&name).await.is_free(), "one release ends it");
-        tokens_go_on(f, &name, &[token]).await;
+        assert!(lock.is_free().await, "one release ends it");
+        lock.goes_on().await;
     }
 }
 
 async fn copy_of_an_acquire_within_its_limit_is_the_same_hold(f: &ServerFixture) {
     for mode in MODES {
-        let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
-        let reply = f.proxy(&name).hold_reply(copy.first_of(f.requests(Script::Acquire, &name)));
-        let taking = taking(&manager, &name, mode);
+        let (lock, copy) = (Lock::with(f, patient(f).await).await, Copied::default());
+        let reply = lock.proxy().hold_reply(copy.first_of(lock.requests(Script::Acquire)));
+        let taking = lock.taking(mode);
         is_applied(&reply).await;
-        let token = f.view(&name).await.last_token;
-        assert_eq!(copy.arrives(f, &name), "granted");
-        let view = f.view(&name).await;
-        assert_eq!((view.holders.len(), view.last_token), (1, token));
+        let token = f.view(&lock.name).await.last_token;
+        assert_eq!(copy.arrives(f, &lock.name), "granted");
+        lock.tokens.borrow_mut().extend(token);
+        lock.has_one_hold().await;
         reply.release();
         let guard = taking.await.expect("no panic");
         assert_eq!(Some(guard.token()), token);
         guard.release_unharmed().await;
-        assert!(f.view(&name).await.is_free(), "one release ends it");
+        assert!(lock.is_free().await, "one release ends it");
     }
 }
 
 async fn late_copy_of_an_acquire_extends_nothing(f: &ServerFixture) {
     for mode in MODES {
-        let (manager, name, copy) = (holder(f, "one").await, f.name(), Copied::default());
+        let (lock, copy) = (Lock::of(f).await, Copied::default());
         // The duplicate is only a way to copy the request.
-        let twice = f.proxy(&name).duplicate_request(copy.first_of(f.requests(Script::Acquire, &name)));
-        let guard = take(&manager, &name, mode).await;
+        let twice = lock.proxy().duplicate_request(copy.first_of(lock.requests(Script::Acquire)));
+        let guard = lock.take(&lock.one, mode).await;
         has_happened(&twice).await;
-        copy.is_past_its_limit(f, &name).await;
-        let stored = f.stored(&name);
-        assert_eq!(copy.arrives(f, &name), "late");
-        assert_eq!(f.stored(&name), stored);
+        copy.is_past_its_limit(f, &lock.name).await;
+        let stored = f.stored(&lock.name);
+        assert_eq!(copy.arrives(f, &lock.name), "late");
+        assert_eq!(f.stored(&lock.name), stored);
         guard.release_unharmed().await;
     }
 }
 
 /// Takes the lock by a second copy while the first one is held back, and returns that one.
 async fn late_copy_of_an_acquire_creates_nothing(f: &ServerFixture) {
-    let case = async |mode: Mode, is_read_meanwhile: bool| {
-        let (manager, other, name, copy) =
-            (holder(f, "one").await, holder(f, "two").await, f.name(), Copied::default());
-        let requests = f.requests(Script::Acquire, &name).and(".one");
-        let held = f.proxy(&name).hold_request(copy.first_of(requests));
-        let guard = take(&manager, &name, mode).await;
+    held_meanwhile_or_not(async |mode, is_read_meanwhile| {
+        let (lock, copy) = (Lock::of(f).await, Copied::default());
+        let held = lock.proxy().hold_request(copy.first_of(lock.requests_of_one(Script::Acquire)));
+        let guard = lock.take(&lock.one, mode).await;
         is_held(&held).await;
-        let mut tokens = vec![guard.token()];
         guard.release_unharmed().await;
-        let next = if is_read_meanwhile { Some(take(&other, &name, Mode::Read).await) } else { None };
-        tokens.extend(next.as_ref().map(AnyGuard::token));
-        copy.is_past_its_limit(f, &name).await;
-        let stored = f.stored(&name);
-        arrives(held);
-        assert_eq!(f.stored(&name), stored, "{mode}, read meanwhile: {is_read_meanwhile}");
+        let next = if is_read_meanwhile { Some(lock.take(&lock.two, Mode::Read).await) } else { None };
+        copy.is_past_its_limit(f, &lock.name).await;
+        lock.is_unchanged_by(held, (mode, is_read_meanwhile));
         if let Some(next) = next {
-            assert_eq!(holders(f, &name).await, ["two"]);
+            assert_eq!(lock.holders().await, ["two"]);
             next.release_unharmed().await;
         }
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    let cases = [(Mode::Read, false), (Mode::Read, true), (Mode::Write, false), (Mode::Write, true)];
-    join_all(cases.map(|(mode, is_read_meanwhile)| case(mode, is_read_meanwhile))).await;
+        lock.goes_on().await;
+    })
+    .await;
 }
 
 async fn copy_of_an_acquire_within_its_limit_after_the_release_is_gone_with_the_last_leave(f: &ServerFixture) {
-    let case = async |mode: Mode, is_held_meanwhile: bool| {
-        let (manager, other, name, copy) = (patient(f).await, holder(f, "two").await, f.name(), Copied::default());
-        let held = f.proxy(&name).hold_request(copy.first_of(f.requests(Script::Acquire, &name).and(".one")));
-        let taking = taking(&manager, &name, mode);
+    held_meanwhile_or_not(async |mode, is_held_meanwhile| {
+        let (lock, copy) = (Lock::with(f, patient(f).await).await, Copied::default());
+        let held = lock.proxy().hold_request(copy.first_of(lock.requests_of_one(Script::Acquire)));
+        let taking = lock.taking(mode);
         is_held(&held).await;
         held.cut(); // so that this copy is unaccounted for, and another one is granted
-        let guard = taking.await.expect("no panic");
-        let mut tokens = vec![guard.token()];
+        let guard = lock.note(taking.await.expect("no panic"));
         // Three releases come: the caller's, one of the background at once, and one after the time limit.
-        let leaves = || f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name).and(".one"));
+        let leaves = || lock.proxy().duplicate_request(lock.requests_of_one(Script::Leave));
         let (_release, at_once) = (leaves(), leaves());
         guard.release_unharmed().await;
         has_happened(&at_once).await;
         if is_held_meanwhile {
-            let next = take(&other, &name, Mode::Write).await;
-            tokens.push(next.token());
-            assert_eq!(copy.arrives(f, &name), "queued", "until the last leave");
+            let next = lock.take(&lock.two, Mode::Write).await;
+            assert_eq!(copy.arrives(f, &lock.name), "queued", "until the last leave");
             next.release_unharmed().await;
         } else {
-            assert_eq!(copy.arrives(f, &name), "granted", "its release was before it");
-            let view = f.view(&name).await;
-            assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
-            tokens.extend(view.last_token);
-            // The last release frees the lock far sooner than its lease ends.
-            until("the last leave", async || f.view(&name).await.is_free()).await;
+            assert_eq!(copy.arrives(f, &lock.name), "granted", "its release was before it");
+            lock.has_a_hold_until_the_last_leave().await;
         }
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    let cases = [(Mode::Read, false), (Mode::Read, true), (Mode::Write, false), (Mode::Write, true)];
-    join_all(cases.map(|(mode, is_held_meanwhile)| case(mode, is_held_meanwhile))).await;
+        lock.goes_on().await;
+    })
+    .await;
 }
 
 // Cancellations.
 
 /// Cancels a waiter whose first request did not arrive, and waits for its release at the server. Returns the guard that
 /// it waited for.
-async fn cancelled_waiter(f: &ServerFixture, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
-    let (proxy, requests) = (f.proxy(name), f.requests(Script::Acquire, name).and(".one"));
-    let holder = take(&holder(f, "two").await, name, Mode::Write).await;
-    let waiting = taking(manager, name, mode);
+async fn cancelled_waiter(lock: &Lock<'_>, mode: Mode) -> AnyGuard {
+    let holder = lock.take(&lock.two, Mode::Write).await;
+    let (proxy, requests, waiting) = (lock.proxy(), lock.requests_of_one(Script::Acquire), lock.taking(mode));
     // The second and the third request have come, so one of them was answered.
     until("a denial", async || proxy.requests_seen(requests.clone()) >= 3).await;
-    let told = proxy.duplicate_request(f.requests(Script::Leave, name).and(".one"));
+    let told = proxy.duplicate_request(lock.requests_of_one(Script::Leave));
     waiting.abort();
     assert!(waiting.await.expect_err("it waits").is_cancelled());
     has_happened(&told).await;
@@ -226,133 +288,105 @@ async fn cancelled_waiter(f: &ServerFixture, manager: &Manager, name: &str, mode
 }
 
 /// A cancelled waiter whose first copy seems to be lost with its connection, at once.
-async fn cancelled_waiter_with_a_lost_copy(
-    f: &ServerFixture,
-    manager: &Manager,
-    name: &str,
-    mode: Mode,
-    copy: &Copied,
-) -> AnyGuard {
-    let requests = f.requests(Script::Acquire, name).and(".one");
-    let held = f.proxy(name).hold_request(copy.first_of(requests));
+async fn cancelled_waiter_with_a_lost_copy(lock: &Lock<'_>, mode: Mode, copy: &Copied) -> AnyGuard {
+    let held = lock.proxy().hold_request(copy.first_of(lock.requests_of_one(Script::Acquire)));
     let cut = async {
         is_held(&held).await;
         held.cut();
     };
-    tokio::join!(cancelled_waiter(f, manager, name, mode), cut).0
+    tokio::join!(cancelled_waiter(lock, mode), cut).0
 }
 
 async fn acquire_past_its_limit_after_its_cancel_creates_nothing(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
-        let requests = f.requests(Script::Acquire, &name).and(".one");
-        let held = f.proxy(&name).hold_request(copy.first_of(requests));
-        let first = cancelled_waiter(f, &manager, &name, mode).await;
-        let token = first.token();
-        first.release_unharmed().await;
-        copy.is_past_its_limit(f, &name).await;
-        let stored = f.stored(&name);
-        arrives(held);
-        assert_eq!(f.stored(&name), stored, "{mode}");
-        tokens_go_on(f, &name, &[token]).await;
-    };
-    join_all(MODES.map(case)).await;
+    in_both_modes(async |mode| {
+        let (lock, copy) = (Lock::with(f, patient(f).await).await, Copied::default());
+        let held = lock.proxy().hold_request(copy.first_of(lock.requests_of_one(Script::Acquire)));
+        cancelled_waiter(&lock, mode).await.release_unharmed().await;
+        copy.is_past_its_limit(f, &lock.name).await;
+        lock.is_unchanged_by(held, mode);
+        lock.goes_on().await;
+    })
+    .await;
 }
 
 async fn acquire_within_its_limit_after_its_cancel_is_gone_with_the_last_leave(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let (manager, name, copy) = (patient(f).await, f.name(), Copied::default());
-        let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &copy).await;
-        let mut tokens = vec![first.token()];
-        first.release_unharmed().await;
-        assert_eq!(copy.arrives(f, &name), "granted", "its cancel was before it");
-        let view = f.view(&name).await;
-        assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
-        tokens.extend(view.last_token);
-        // Far sooner than its lease ends.
-        until("the last leave", async || f.view(&name).await.is_free()).await;
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    join_all(MODES.map(case)).await;
+    in_both_modes(async |mode| {
+        let (lock, copy) = (Lock::with(f, patient(f).await).await, Copied::default());
+        cancelled_waiter_with_a_lost_copy(&lock, mode, &copy).await.release_unharmed().await;
+        assert_eq!(copy.arrives(f, &lock.name), "granted", "its cancel was before it");
+        lock.has_a_hold_until_the_last_leave().await;
+        lock.goes_on().await;
+    })
+    .await;
 }
 
 async fn acquire_of_a_dead_process_is_over_within_a_lease(f: &ServerFixture) {
-    let case = async |mode: Mode| {
+    in_both_modes(async |mode| {
         let settings = Settings { response_timeout: PATIENT, max_handoffs: 1, ..Settings::lease(SHORT) };
-        let (mut process, name, copy) = (f.process(settings).await, f.name(), Copied::default());
-        let held = f.proxy(&name).hold_request(copy.first_of(f.requests(Script::Acquire, &name)));
-        let asked = name.clone();
+        let mut process = f.process(settings).await;
+        let lock = Lock::with(f, Arc::clone(&process.manager)).await;
+        let held = lock.proxy().hold_request(lock.requests(Script::Acquire));
+        let asked = lock.name.clone();
         process.start(move |manager| Box::pin(async move { take(&manager, &asked, mode).await }));
         is_held(&held).await;
         process.die().await;
         arrives(held);
-        let view = f.view(&name).await;
+        let view = f.view(&lock.name).await;
         assert!(view.holders.iter().all(|ghost| ghost.remaining <= SHORT), "{view:?}");
-        let token = view.last_token.expect("it was granted");
-        tokens_go_on(f, &name, &[token]).await;
-    };
-    join_all(MODES.map(case)).await;
+        lock.tokens.borrow_mut().push(view.last_token.expect("it was granted"));
+        lock.goes_on().await;
+    })
+    .await;
 }
 
 async fn late_cancel_spares_the_next_hold_of_the_same_manager(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let (manager, name) = (patient(f).await, f.name());
-        let proxy = f.proxy(&name);
-        let cancel = proxy.hold_request(f.requests(Script::Leave, &name).and(".1.one"));
-        let first = cancelled_waiter_with_a_lost_copy(f, &manager, &name, mode, &Copied::default()).await;
-        let mut tokens = vec![first.token()];
-        first.release_unharmed().await;
-        let second = take(&manager, &name, mode).await;
-        tokens.push(second.token());
-        let stored = f.stored(&name);
+    in_both_modes(async |mode| {
+        let lock = Lock::with(f, patient(f).await).await;
+        let cancel = lock.proxy().hold_request(lock.requests(Script::Leave).and(".1.one"));
+        cancelled_waiter_with_a_lost_copy(&lock, mode, &Copied::default()).await.release_unharmed().await;
+        let second = lock.take(&lock.one, mode).await;
         is_held(&cancel).await;
-        arrives(cancel);
-        assert_eq!(f.stored(&name), stored, "{mode}");
-        second.release_unharmed().await;
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    join_all(MODES.map(case)).await;
+        lock.is_unchanged_by(cancel, mode);
+        lock.goes_on_after(second).await;
+    })
+    .await;
 }
 
 // Releases.
 
 async fn duplicated_release_ends_one_hold(f: &ServerFixture) {
-    let (manager, other, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
-    let (first, beside) = (take(&manager, &name, Mode::Read).await, take(&other, &name, Mode::Read).await);
-    let twice = f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name));
-    first.release_unharmed().await;
-    has_happened(&twice).await;
-    assert_eq!(holders(f, &name).await, ["two"]);
+    let lock = Lock::of(f).await;
+    let is_released_twice = async |mode| {
+        let guard = lock.take(&lock.one, mode).await;
+        let twice = lock.proxy().duplicate_request(lock.requests(Script::Leave));
+        guard.release_unharmed().await;
+        has_happened(&twice).await;
+    };
+    let beside = take(&lock.two, &lock.name, Mode::Read).await;
+    is_released_twice(Mode::Read).await;
+    assert_eq!(lock.holders().await, ["two"]);
     beside.release_unharmed().await;
-
-    let first = take(&manager, &name, Mode::Write).await;
-    let token = first.token();
-    let twice = f.proxy(&name).duplicate_request(f.requests(Script::Leave, &name));
-    first.release_unharmed().await;
-    has_happened(&twice).await;
-    tokens_go_on(f, &name, &[token]).await;
+    is_released_twice(Mode::Write).await;
+    lock.goes_on().await;
 }
 
 async fn release_retried_after_a_lost_reply_spares_the_next_holder(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let (manager, other, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
-        let first = take(&manager, &name, mode).await;
-        let leaves = f.requests(Script::Leave, &name);
-        let reply = f.proxy(&name).hold_reply(leaves.clone());
-        let mut tokens = vec![first.token()];
+    in_both_modes(async |mode| {
+        let lock = Lock::of(f).await;
+        let first = lock.take(&lock.one, mode).await;
+        let leaves = lock.requests(Script::Leave);
+        let reply = lock.proxy().hold_reply(leaves.clone());
         let releasing = tokio::spawn(first.release());
         is_applied(&reply).await;
-        let next = take(&other, &name, Mode::Write).await;
-        tokens.push(next.token());
-        let stored = f.stored(&name);
+        let next = lock.take(&lock.two, Mode::Write).await;
+        let stored = f.stored(&lock.name);
         reply.cut();
         soon("the release", releasing).await.expect("no panic").expect("it was ours until it was released");
-        assert_eq!(f.proxy(&name).requests_seen(leaves), 2, "it was retried");
-        assert_eq!(f.stored(&name), stored, "{mode}");
-        next.release_unharmed().await;
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    join_all(MODES.map(case)).await;
+        assert_eq!(lock.proxy().requests_seen(leaves), 2, "it was retried");
+        assert_eq!(f.stored(&lock.name), stored, "{mode}");
+        lock.goes_on_after(next).await;
+    })
+    .await;
 }
 
 /// Holder of the lock when a late copy arrives.
@@ -365,36 +399,35 @@ enum Next {
 
 /// Holds a request of a hold back, lets it arrive after the hold's release, and asserts that it changes nothing.
 async fn late_copy_changes_nothing(f: &ServerFixture, script: Script, mode: Mode, next: Next) {
-    let settings = Settings { label: "one".to_owned(), max_handoffs: 1, ..Settings::lease(LONG) };
-    let (manager, other, name) = (f.manager_with(settings).await, holder(f, "two").await, f.name());
+    let lock = Lock::of(f).await;
     let lease = if script == Script::Renew { RENEWED } else { LONG };
-    let first = match mode {
-        Mode::Read => AnyGuard::Read(manager.read(&name).lease(lease).await.expect("granted")),
-        Mode::Write => AnyGuard::Write(manager.write(&name).lease(lease).await.expect("granted")),
-    };
-    let held = f.proxy(&name).hold_request(f.requests(script, &name));
+    let first = lock.note(match mode {
+        Mode::Read => AnyGuard::Read(lock.one.read(&lock.name).lease(lease).await.expect("granted")),
+        Mode::Write => AnyGuard::Write(lock.one.write(&lock.name).lease(lease).await.expect("granted")),
+    });
+    let held = lock.proxy().hold_request(lock.requests(script));
     if script == Script::Renew {
         is_held(&held).await;
     }
-    let mut tokens = vec![first.token()];
     // The proxy holds the first release back too: it is that request, or it follows it on the same connection.
     first.release().await.expect("a second copy has arrived");
     is_held(&held).await;
-    assert!(f.view(&name).await.is_free());
-    let second = match next {
+    assert!(lock.is_free().await);
+    let manager = match next {
         Next::Nobody => None,
-        // The lease is shorter than a renewal of the first hold would last.
-        Next::SameManager => Some(take_for(lease * 3 / 4, &manager, &name, mode).await),
-        Next::OtherManager => Some(take_for(lease * 3 / 4, &other, &name, mode).await),
+        Next::SameManager => Some(&lock.one),
+        Next::OtherManager => Some(&lock.two),
     };
-    tokens.extend(second.as_ref().map(AnyGuard::token));
-    let stored = f.stored(&name);
-    arrives(held);
-    assert_eq!(f.stored(&name), stored, "{mode}, then {next:?}");
+    let second = match manager {
+        // The lease is shorter than a renewal of the first hold would last.
+        Some(manager) => Some(lock.note(take_for(lease * 3 / 4, manager, &lock.name, mode).await)),
+        None => None,
+    };
+    lock.is_unchanged_by(held, (mode, next));
     if let Some(second) = second {
         second.release_unharmed().await;
     }
-    tokens_go_on(f, &name, &tokens).await;
+    lock.goes_on().await;
 }
 
 async fn late_copies_change_nothing(f: &ServerFixture, script: Script) {
@@ -414,126 +447,110 @@ async fn late_renewal_after_the_release_recreates_nothing(f: &ServerFixture) {
 }
 
 async fn late_renewal_after_the_lease_recreates_nothing(f: &ServerFixture) {
-    let case = async |mode: Mode, is_held_meanwhile: bool| {
-        let (manager, other, name) = (
-            f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(SHORT) }).await,
-            holder(f, "two").await,
-            f.name(),
-        );
-        let held = f.proxy(&name).hold_request(f.requests(Script::Renew, &name));
-        let guard = take(&manager, &name, mode).await;
-        let mut tokens = vec![guard.token()];
+    held_meanwhile_or_not(async |mode, is_held_meanwhile| {
+        let short = f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(SHORT) }).await;
+        let lock = Lock::with(f, short).await;
+        let held = lock.proxy().hold_request(lock.requests(Script::Renew));
+        let guard = lock.take(&lock.one, mode).await;
         assert_eq!(soon("the end of the lease", guard.lost()).await, LossReason::Expired);
         is_held(&held).await;
-        until("its end on the server", async || f.view(&name).await.is_free()).await;
-        let next = if is_held_meanwhile { Some(take(&other, &name, mode).await) } else { None };
-        tokens.extend(next.as_ref().map(AnyGuard::token));
+        until("its end on the server", async || lock.is_free().await).await;
+        let next = if is_held_meanwhile { Some(lock.take(&lock.two, mode).await) } else { None };
         arrives(held);
-        assert_eq!(holders(f, &name).await, next.as_ref().map(|_| "two").into_iter().collect::<Vec<_>>());
-        assert!(matches!(guard.state(), HoldState::Lost(LossReason::Expired)), "once lost, lost");
+        assert_eq!(lock.holders().await, next.as_ref().map(|_| "two").into_iter().collect::<Vec<_>>());
+        assert_eq!(guard.state(), HoldState::Lost(LossReason::Expired), "once lost, lost");
         if let Some(next) = next {
             next.release_unharmed().await;
         }
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    let cases = [(Mode::Read, false), (Mode::Read, true), (Mode::Write, false), (Mode::Write, true)];
-    join_all(cases.map(|(mode, is_held_meanwhile)| case(mode, is_held_meanwhile))).await;
+        lock.goes_on().await;
+    })
+    .await;
+}
+
+/// A lock whose first manager renews its holds while a case runs.
+async fn lock_with_renewals(f: &ServerFixture) -> Lock<'_> {
+    Lock::with(f, f.manager_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await).await
 }
 
 async fn duplicated_renewal_changes_nothing_more(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let ([manager], name) = f.scene_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await;
-        let twice = f.proxy(&name).duplicate_request(f.requests(Script::Renew, &name));
-        let guard = take(&manager, &name, mode).await;
-        let token = guard.token();
+    in_both_modes(async |mode| {
+        let lock = lock_with_renewals(f).await;
+        let twice = lock.proxy().duplicate_request(lock.requests(Script::Renew));
+        let guard = lock.take(&lock.one, mode).await;
         has_happened(&twice).await;
-        let view = f.view(&name).await;
-        assert_eq!((view.holders.len(), view.last_token), (1, Some(token)));
+        lock.has_one_hold().await;
+        let view = f.view(&lock.name).await;
         assert!(view.holders[0].remaining <= RENEWED, "{view:?}");
-        guard.release_unharmed().await;
-        tokens_go_on(f, &name, &[token]).await;
-    };
-    join_all(MODES.map(case)).await;
+        lock.goes_on_after(guard).await;
+    })
+    .await;
 }
 
 async fn renewal_retried_after_a_lost_reply_keeps_the_hold(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let ([manager], name) = f.scene_with(Settings { max_handoffs: 1, ..Settings::lease(RENEWED) }).await;
-        let renewals = f.requests(Script::Renew, &name);
-        let cut = f.proxy(&name).cut_after_apply(renewals.clone());
-        let guard = take(&manager, &name, mode).await;
-        let token = guard.token();
+    in_both_modes(async |mode| {
+        let lock = lock_with_renewals(f).await;
+        let renewals = lock.requests(Script::Renew);
+        let cut = lock.proxy().cut_after_apply(renewals.clone());
+        let guard = lock.take(&lock.one, mode).await;
         has_happened(&cut).await;
-        let retried = async || f.proxy(&name).requests_seen(renewals.clone()) >= 2;
-        until("another renewal", retried).await;
+        until("another renewal", async || lock.proxy().requests_seen(renewals.clone()) >= 2).await;
         until("its answer", async || guard.state() == HoldState::Held).await;
-        assert_eq!(f.view(&name).await.holders.len(), 1);
-        guard.release_unharmed().await;
-        tokens_go_on(f, &name, &[token]).await;
-    };
-    join_all(MODES.map(case)).await;
+        lock.has_one_hold().await;
+        lock.goes_on_after(guard).await;
+    })
+    .await;
 }
 
 // Force.
 
-async fn is_forced(guard: AnyGuard) -> FencingToken {
-    let token = guard.token();
-    let error = guard.release().await.expect_err("it was ended");
-    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
-    token
+/// Asserts that a guard was ended by force and that the lock goes on after the next one.
+async fn is_forced(lock: &Lock<'_>, guard: AnyGuard, next: AnyGuard) {
+    assert_matches!(guard.release().await, Err(Error::Lost { reason: LossReason::Forced, .. }));
+    lock.goes_on_after(next).await;
 }
 
 async fn duplicated_force_ends_no_newer_hold(f: &ServerFixture) {
     for mode in MODES {
-        let (manager, operator, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
-        let guard = take(&manager, &name, mode).await;
-        let twice = f.proxy(&name).duplicate_request(f.requests(Script::Force, &name));
-        operator.force_release(&name).await.expect("forced");
+        let lock = Lock::of(f).await;
+        let guard = lock.take(&lock.one, mode).await;
+        let twice = lock.proxy().duplicate_request(lock.requests(Script::Force));
+        lock.two.force_release(&lock.name).await.expect("forced");
         has_happened(&twice).await;
-        let next = take(&operator, &name, mode).await;
-        let tokens = [is_forced(guard).await, next.token()];
-        next.release_unharmed().await;
-        tokens_go_on(f, &name, &tokens).await;
+        let next = lock.take(&lock.two, mode).await;
+        is_forced(&lock, guard, next).await;
     }
 }
 
 async fn force_retried_after_a_lost_reply_ends_no_newer_hold(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let (manager, operator, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
-        let guard = take(&operator, &name, mode).await;
-        let forces = f.requests(Script::Force, &name);
-        let reply = f.proxy(&name).hold_reply(forces.clone());
-        let forcing = tokio::spawn(operator.force_release(&name));
+    in_both_modes(async |mode| {
+        let lock = Lock::of(f).await;
+        let guard = lock.take(&lock.two, mode).await;
+        let forces = lock.requests(Script::Force);
+        let reply = lock.proxy().hold_reply(forces.clone());
+        let forcing = tokio::spawn(lock.two.force_release(&lock.name));
         is_applied(&reply).await;
-        let next = take(&manager, &name, mode).await;
-        let stored = f.stored(&name);
+        let next = lock.take(&lock.one, mode).await;
+        let stored = f.stored(&lock.name);
         reply.cut();
         soon("the force", forcing).await.expect("no panic").expect("forced");
-        assert_eq!(f.proxy(&name).requests_seen(forces), 2, "it was retried");
-        assert_eq!(f.stored(&name), stored, "{mode}");
+        assert_eq!(lock.proxy().requests_seen(forces), 2, "it was retried");
+        assert_eq!(f.stored(&lock.name), stored, "{mode}");
         assert_eq!(soon("word of it", guard.lost()).await, LossReason::Forced, "the operator's own hold is over");
-        let tokens = [is_forced(guard).await, next.token()];
-        next.release_unharmed().await;
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    join_all(MODES.map(case)).await;
+        is_forced(&lock, guard, next).await;
+    })
+    .await;
 }
 
 async fn late_copy_of_a_force_ends_no_newer_hold(f: &ServerFixture) {
-    let case = async |mode: Mode| {
-        let (manager, operator, name) = (holder(f, "one").await, holder(f, "two").await, f.name());
-        let other = holder(f, "three").await;
-        let guard = take(&manager, &name, mode).await;
-        let held = f.proxy(&name).hold_request(f.requests(Script::Force, &name));
-        operator.force_release(&name).await.expect("forced by a second copy");
+    in_both_modes(async |mode| {
+        let (lock, other) = (Lock::of(f).await, f.manager_with(settings_of("three")).await);
+        let guard = lock.take(&lock.one, mode).await;
+        let held = lock.proxy().hold_request(lock.requests(Script::Force));
+        lock.two.force_release(&lock.name).await.expect("forced by a second copy");
         is_held(&held).await;
-        let next = take(&other, &name, mode).await;
-        let stored = f.stored(&name);
-        arrives(held);
-        assert_eq!(f.stored(&name), stored, "{mode}");
-        let tokens = [is_forced(guard).await, next.token()];
-        next.release_unharmed().await;
-        tokens_go_on(f, &name, &tokens).await;
-    };
-    join_all(MODES.map(case)).await;
+        let next = lock.take(&other, mode).await;
+        lock.is_unchanged_by(held, mode);
+        is_forced(&lock, guard, next).await;
+    })
+    .await;
 }

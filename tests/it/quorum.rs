@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_testenv::{Masters, Node, Server};
+use futures_util::future::join_all;
 use redis_rwlock::{Mode, QuorumManager, RwLockManager, TwoKeyManager};
 
 use crate::fixture::Manager;
+use crate::wait::until;
 
 /// Masters for one case alone.
 struct Field {
@@ -33,26 +35,28 @@ impl Field {
         manager(&self.masters.urls(), lease).await
     }
 
-    /// A manager of one master, for a hold that only some of the masters have.
-    async fn at(&self, master: usize) -> TwoKeyManager {
-        at(&self.nodes()[master].url()).await
+    /// Managers of one master each, for holds that only some of the masters have.
+    async fn at_each(&self) -> Vec<TwoKeyManager> {
+        join_all(self.nodes().iter().map(at)).await
     }
 }
 
-/// A manager of these masters. They have just been started, so it does not let them wait before they vote.
+/// Manager of these masters. They have just been started, so it does not let them wait before they vote.
 async fn manager(urls: &[String], lease: Duration) -> Manager {
     let builder = QuorumManager::builder(urls.to_vec()).restarts_are_delayed();
     let builder = builder.key_prefix(PREFIX).lease(lease).max_clock_skew(Duration::from_millis(5));
     Arc::new(builder.connect().await.expect("a majority answers"))
 }
 
-async fn at(url: &str) -> TwoKeyManager {
-    TwoKeyManager::builder(url).key_prefix(PREFIX).connect().await.expect("the master answers")
+async fn at(node: &Node) -> TwoKeyManager {
+    TwoKeyManager::builder(node.url()).key_prefix(PREFIX).connect().await.expect("the master answers")
 }
 
-/// Returns true if the lock has no holder at that master.
-async fn is_free(there: &TwoKeyManager, name: &str) -> bool {
-    there.inspect(name).await.expect("inspected").is_free()
+/// Waits until the lock has these holders at each of some masters.
+async fn until_held_by(there: &[TwoKeyManager], name: &str, modes: &[Mode]) {
+    for there in there {
+        until("its holders are those", async || holders(there, name).await == modes).await;
+    }
 }
 
 /// Modes of the lock's holders at that master.

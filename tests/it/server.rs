@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Node, Reply, Server};
-use redis_rwlock::{Error, HoldState, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
+use redis_rwlock::{Error, HoldState, LossReason, Mode, RedisManager, Refusal, RwLockManager, Topology, TwoKeyManager};
 
-use crate::fixture::{RENEWED, ServerFixture, Settings, alone_on_every_server, hash_on_every_server, on_every_server};
+use crate::either::take;
+use crate::fixture::{
+    Kind, RENEWED, ServerFixture, Settings, alone_on_every_server, hash_on_every_server, on_every_server,
+};
 use crate::wait::{Outcome, granted, soon, until};
 
 on_every_server![
@@ -140,19 +143,11 @@ async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) -> Outcome {
     let ([manager], name) = f.scene().await;
     let mut last = None;
     for round in 0..6 {
-        let token = if round % 2 == 0 {
-            let guard = manager.write(&name).await?;
-            let token = guard.fencing_token();
-            guard.release().await?;
-            token
-        } else {
-            let guard = manager.read(&name).await?;
-            let token = guard.fencing_token();
-            guard.release().await?;
-            token
-        };
-        assert!(last < Some(token), "{last:?} {token}");
-        last = Some(token);
+        let guard = take(&manager, &name, [Mode::Write, Mode::Read][round % 2]).await;
+        let token = Some(guard.token());
+        assert!(last < token, "{last:?} {token:?}");
+        last = token;
+        guard.release().await?;
         delete(f, &name);
     }
     Ok(())
@@ -160,18 +155,14 @@ async fn tokens_grow_though_the_keys_are_gone(f: &ServerFixture) -> Outcome {
 
 async fn deleted_hold_is_lost_and_not_created_again(f: &ServerFixture) {
     let manager = f.manager_with(Settings::lease(RENEWED)).await;
-    let (written, read) = (f.name(), f.name());
-    let writer = manager.write(&written).await.expect("granted");
-    let reader = manager.read(&read).await.expect("granted");
-    delete(f, &written);
-    delete(f, &read);
-    assert_eq!(soon("the loss", writer.lost()).await, redis_rwlock::LossReason::Gone);
-    assert_eq!(soon("the loss", reader.lost()).await, redis_rwlock::LossReason::Gone);
-    for name in [&written, &read] {
-        assert!(f.view(name).await.is_free(), "a renewal re-created the hold");
+    for mode in [Mode::Write, Mode::Read] {
+        let name = f.name();
+        let guard = take(&manager, &name, mode).await;
+        delete(f, &name);
+        assert_eq!(soon("the loss", guard.lost()).await, LossReason::Gone);
+        assert!(f.view(&name).await.is_free(), "a renewal re-created the hold");
+        guard.release().await.expect_err("it was lost");
     }
-    writer.release().await.expect_err("it was lost");
-    reader.release().await.expect_err("it was lost");
 }
 
 async fn flushed_scripts_are_loaded_again_unnoticed(f: &ServerFixture) -> Outcome {
@@ -202,7 +193,7 @@ fn reset_counts(f: &ServerFixture) {
 }
 
 async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) -> Outcome {
-    const ROUNDS: i64 = 50;
+    const ROUNDS: usize = 50;
     // A busy machine answers late; what is asked again then would be counted too.
     let settings = Settings { response_timeout: Duration::from_secs(5), ..Settings::default() };
     let ([manager], name) = f.scene_with(settings).await;
@@ -210,13 +201,9 @@ async fn uncontended_lock_costs_one_command_each_way(f: &ServerFixture) -> Outco
     manager.write(&name).await?.release().await?;
     reset_counts(f);
     for round in 0..ROUNDS {
-        if round % 2 == 0 {
-            manager.write(&name).await?.release().await?;
-        } else {
-            manager.read(&name).await?.release().await?;
-        }
+        take(&manager, &name, [Mode::Write, Mode::Read][round % 2]).await.release().await?;
     }
-    assert_eq!((f.calls_of("evalsha"), f.calls_of("eval"), f.calls_of("ping")), (2 * ROUNDS, 0, 0));
+    assert_eq!((f.calls_of("evalsha"), f.calls_of("eval"), f.calls_of("ping")), (2 * ROUNDS as i64, 0, 0));
     reset_counts(f);
     let outer = manager.write(&name).reentrant().await?;
     for _ in 0..ROUNDS {
@@ -252,40 +239,30 @@ async fn many_holds_are_renewed_in_few_commands(f: &ServerFixture) {
     manager.close().await.expect("all are given back");
 }
 
-async fn refusal_of(connecting: impl Future<Output = redis_rwlock::Result<()>>) -> Refusal {
-    let error = soon("the refusal", connecting).await.expect_err("refused");
-    match error {
-        Error::Refused { refusal, .. } => refusal,
-        other => panic!("{other:?}"),
-    }
+async fn is_refused<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>, expected: Refusal) {
+    let outcome = soon("the refusal", attempt).await;
+    assert_matches!(outcome, Err(Error::Refused { refusal, .. }) if *refusal == expected);
 }
 
 #[tokio::test]
 async fn old_servers_are_refused() {
     let node = Node::start(Server::Redis62).expect("the server starts");
-    let single = async { TwoKeyManager::connect(node.url()).await.map(drop) };
-    assert_eq!(refusal_of(single).await, Refusal::UnsupportedServer);
-    let hash = async { RedisManager::connect(node.url()).await.map(drop) };
-    assert_eq!(refusal_of(hash).await, Refusal::UnsupportedServer);
+    is_refused(TwoKeyManager::connect(node.url()), Refusal::UnsupportedServer).await;
+    is_refused(RedisManager::connect(node.url()), Refusal::UnsupportedServer).await;
     // A manager that connects at first use reports the error then.
     let lazy = RedisManager::builder(node.url()).build().expect("built");
-    let used = async { lazy.write("cfg").await.map(drop) };
-    assert_eq!(refusal_of(used).await, Refusal::UnsupportedServer);
+    is_refused(lazy.write("cfg").into_future(), Refusal::UnsupportedServer).await;
 }
 
 #[tokio::test]
 async fn other_topologies_are_refused() {
-    use crate::fixture::Kind;
     let cluster = ServerFixture::shared(Kind::HashCluster, Server::Redis70);
     let member = cluster.servers.primaries()[0].url();
-    let single = async { TwoKeyManager::connect(member.as_str()).await.map(drop) };
-    assert_eq!(refusal_of(single).await, Refusal::OtherTopology);
-    let hash = async { RedisManager::connect(member.as_str()).await.map(drop) };
-    assert_eq!(refusal_of(hash).await, Refusal::OtherTopology);
+    is_refused(TwoKeyManager::connect(&*member), Refusal::OtherTopology).await;
+    is_refused(RedisManager::connect(&*member), Refusal::OtherTopology).await;
     let node = ServerFixture::shared(Kind::HashNode, Server::Redis70);
     let alone = Topology::cluster([node.servers.primaries()[0].url()]);
-    let hash = async { RedisManager::connect(alone).await.map(drop) };
-    assert_eq!(refusal_of(hash).await, Refusal::OtherTopology);
+    is_refused(RedisManager::connect(alone), Refusal::OtherTopology).await;
 }
 
 #[tokio::test]
@@ -299,8 +276,10 @@ async fn wrong_passwords_are_refused_and_not_shown() -> Outcome {
         let shown = format!("{error} {error:?} {:?}", RedisManager::builder(url.as_str()));
         assert!(matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. }), "{shown}");
         assert!(!shown.contains(wrong), "{shown}");
-        let error = TwoKeyManager::connect(url.as_str()).await.expect_err("refused");
-        assert_matches!(error, Error::Refused { refusal: Refusal::Unauthenticated, .. });
+        assert_matches!(
+            TwoKeyManager::connect(url.as_str()).await,
+            Err(Error::Refused { refusal: Refusal::Unauthenticated, .. })
+        );
     }
     let manager = RedisManager::connect(with(right)).await?;
     let shown = format!("{manager:?}");

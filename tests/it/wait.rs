@@ -158,6 +158,20 @@ pub async fn stays_pending<F: Future + Unpin>(what: &str, future: &mut F) {
     assert!(early.is_err(), "{what} happened");
 }
 
+/// Polls an acquisition once, which must not be granted yet.
+pub fn begin<A: IntoFuture<IntoFuture: Unpin>>(acquiring: A) -> A::IntoFuture {
+    let mut waiting = acquiring.into_future();
+    start(&mut waiting);
+    waiting
+}
+
+/// Polls an acquisition for a while, in which it must not be granted.
+pub async fn begin_to_wait<A: IntoFuture<IntoFuture: Unpin>>(what: &str, acquiring: A) -> A::IntoFuture {
+    let mut waiting = acquiring.into_future();
+    stays_pending(what, &mut waiting).await;
+    waiting
+}
+
 /// Measures the time for which a busy machine did not run this process.
 pub struct Stalls {
     watching: JoinHandle<()>,

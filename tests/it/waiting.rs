@@ -22,7 +22,7 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 pub const MACHINE: Duration = Duration::from_secs(1);
 
 /// Settings with a lease so long that no hold or waiter goes away by itself while a case looks.
-fn patient(label: &str) -> Settings {
+pub fn patient(label: &str) -> Settings {
     Settings { lease: Duration::from_secs(300), ..Settings::label(label) }
 }
 

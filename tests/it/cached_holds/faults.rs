@@ -5,25 +5,17 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster_testenv::{Matcher, Node, Proxy, Server};
+use cluster_testenv::{Matcher, Node, Server};
 use redis_rwlock::{Mode, Topology};
 use tokio::task::block_in_place;
 
 use super::{cache_hold, caching};
 use crate::callers::runtimes::{Elsewhere, Then};
 use crate::either::take;
-use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server};
+use crate::fixture::{Fixture, Manager, ServerFixture, Settings, hash_on_every_server, proxied_on_every_hash};
 use crate::router::field::on_own_servers;
 use crate::wait::{BOUND, granted, soon, until};
 use crate::waiting::{HEARTBEAT, MACHINE};
-
-macro_rules! proxied_on_every_hash {
-    ($($case:ident),+ $(,)?) => {$(
-        mod $case {
-            $crate::fixture::on_hash!($case, proxied);
-        }
-    )+};
-}
 
 proxied_on_every_hash![
     lost_recall_costs_a_heartbeat,
@@ -65,31 +57,33 @@ pub async fn writer_is_in_within(bound: Duration, other: &Manager, name: &str) {
     assert!(began.elapsed() < bound, "after {:?}", began.elapsed());
 }
 
-fn proxy_of<'a>(f: &'a ServerFixture, name: &str) -> &'a Proxy {
-    f.servers.owner_of(&f.hash_key(name)).proxy()
+/// Name of the channel of a lock's recalls.
+fn recalls_of(f: &Fixture, name: &str) -> String {
+    f.hash_key(name) + ":call"
 }
 
-fn calls_of(f: &ServerFixture, name: &str) -> String {
-    f.hash_key(name) + ":call"
+/// A manager that caches a hold of a lock, and another one.
+async fn scene_with_cached(f: &Fixture, lease: Duration, mode: Mode) -> (Manager, Manager, String) {
+    let (holder, other, name) = f.pair(caching_for(lease)).await;
+    cache_hold(&holder, &name, mode).await;
+    (holder, other, name)
 }
 
 async fn lost_recall_costs_a_heartbeat(f: &ServerFixture) {
     for mode in MODES {
-        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.manager().await, f.name());
-        cache_hold(&holder, &name, mode).await;
-        proxy_of(f, &name).lose_messages(calls_of(f, &name), 1);
+        let (_holder, other, name) = scene_with_cached(f, LONG, mode).await;
+        f.proxy(&name).lose_messages(recalls_of(f, &name), 1);
         writer_is_in_within(SOON, &other, &name).await;
-        assert_eq!(proxy_of(f, &name).messages_lost(calls_of(f, &name)), 1);
+        assert_eq!(f.proxy(&name).messages_lost(recalls_of(f, &name)), 1);
     }
 }
 
 async fn recalls_that_are_all_lost_cost_a_renewal(f: &ServerFixture) {
     for mode in MODES {
-        let (holder, other, name) = (f.manager_with(caching_for(LEASE)).await, f.manager().await, f.name());
-        cache_hold(&holder, &name, mode).await;
-        proxy_of(f, &name).lose_messages(calls_of(f, &name), usize::MAX);
+        let (_holder, other, name) = scene_with_cached(f, LEASE, mode).await;
+        f.proxy(&name).lose_messages(recalls_of(f, &name), usize::MAX);
         writer_is_in_within(RENEWAL, &other, &name).await;
-        assert!(proxy_of(f, &name).messages_lost(calls_of(f, &name)) >= 1, "it has called");
+        assert!(f.proxy(&name).messages_lost(recalls_of(f, &name)) >= 1, "it has called");
     }
 }
 
@@ -100,11 +94,11 @@ async fn lost_recall_reply_costs_a_try_its_wait(f: &ServerFixture) {
         // The first try subscribes.
         for lost in [0, usize::MAX] {
             cache_hold(&holder, &name, Mode::Read).await;
-            proxy_of(f, &name).lose_messages(replies.clone(), lost);
+            f.proxy(&name).lose_messages(replies.clone(), lost);
             let guard = other.write(&name).cache_for(Duration::ZERO).try_now().await.expect("answered");
             guard.expect("nobody is inside").release().await.expect("released");
         }
-        assert!(proxy_of(f, &name).messages_lost(replies) >= 1, "it was told");
+        assert!(f.proxy(&name).messages_lost(replies) >= 1, "it was told");
     }
 }
 
@@ -145,9 +139,9 @@ impl Alone {
 async fn silent_link_costs_no_more_than_its_next_ping(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
-        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.past_the_proxy().await, f.name());
-        cache_hold(&holder, &name, mode).await;
-        let subscriptions = Matcher::command("SSUBSCRIBE").and(f.hash_key(&name) + ":call");
+        let (holder, _, name) = scene_with_cached(&f, LONG, mode).await;
+        let other = f.past_the_proxy().await;
+        let subscriptions = Matcher::command("SSUBSCRIBE").and(recalls_of(&f, &name));
         let subscribed = f.node.proxy().requests_seen(subscriptions.clone());
         let held_ping = f.node.proxy().hold_reply(Matcher::command("PING"));
         block_in_place(|| held_ping.wait_applied(BOUND)).expect("the link asks whether its node is there");
@@ -160,8 +154,8 @@ async fn silent_link_costs_no_more_than_its_next_ping(server: Server) {
 async fn no_guard_enters_a_second_after_the_last_answer(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
-        let (holder, other, name) = (f.manager_with(caching_for(LEASE)).await, f.past_the_proxy().await, f.name());
-        cache_hold(&holder, &name, mode).await;
+        let (holder, _, name) = scene_with_cached(&f, LEASE, mode).await;
+        let other = f.past_the_proxy().await;
         f.node.proxy().black_hole();
         let silent_since = Instant::now();
         let waiting = tokio::spawn(other.write(&name).into_future());
@@ -186,8 +180,7 @@ async fn no_guard_enters_a_second_after_the_last_answer(server: Server) {
 async fn killed_subscription_ends_cached_holds(server: Server) {
     let f = Alone::start(server);
     for mode in MODES {
-        let (holder, other, name) = (f.manager_with(caching_for(LONG)).await, f.manager().await, f.name());
-        cache_hold(&holder, &name, mode).await;
+        let (holder, other, name) = scene_with_cached(&f, LONG, mode).await;
         assert!(f.node.kill_subscribers().expect("killed") >= 1);
         until("it is given up, though no waiter recalls", async || holder.stats().holds == 0).await;
         cache_hold(&holder, &name, mode).await;
@@ -202,10 +195,10 @@ const MUTE: [&str; 2] = ["-spublish", "resetchannels"];
 async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
     let f = Alone::start(server);
     for (mode, without) in MODES.into_iter().flat_map(|mode| MUTE.map(|without| (mode, without))) {
-        let (holder, mute, name) =
-            (f.manager_with(caching_for(LEASE)).await, f.without_publishing(without).await, f.name());
-        cache_hold(&holder, &name, mode).await;
-        let calls = f.hash_key(&name) + ":call";
+        let (_holder, _, name) = scene_with_cached(&f, LEASE, mode).await;
+        let mute = f.without_publishing(without).await;
+
+        let calls = recalls_of(&f, &name);
         f.node.proxy().lose_messages(calls.clone(), usize::MAX);
         writer_is_in_within(RENEWAL, &mute, &name).await;
         assert_eq!(f.node.proxy().messages_lost(calls), 0, "it may not call");
@@ -216,10 +209,10 @@ async fn waiter_that_may_not_publish_costs_a_renewal(server: Server) {
 async fn waiter_that_may_not_publish_keeps_no_other_from_recalling(server: Server) {
     let f = Alone::start(server);
     for (mode, without) in MODES.into_iter().zip(MUTE) {
-        let (holder, mute, name) =
-            (f.manager_with(caching_for(LONG)).await, f.without_publishing(without).await, f.name());
+        let (_holder, _, name) = scene_with_cached(&f, LONG, mode).await;
+        let mute = f.without_publishing(without).await;
         let other = f.past_the_proxy().await;
-        cache_hold(&holder, &name, mode).await;
+
         let waits = name.clone();
         let waiting = tokio::spawn(async move { take(&mute, &waits, Mode::Write).await.release_unharmed().await });
         f.until_waiting(1, &name).await;

@@ -128,9 +128,10 @@ fn assert_advises(error: &Error, node: &str, advice: &str) {
     }
 }
 
-/// A refusal comes at once, whatever the patience is.
-async fn is_refused(topology: impl Into<Topology>) -> Error {
-    RedisManager::connect(topology).await.expect_err("it cannot be used so")
+/// Asserts that the topology is refused with this advice. A refusal comes at once, whatever the patience is.
+async fn is_refused(topology: impl Into<Topology>, node: &str, advice: &str) {
+    let error = RedisManager::connect(topology).await.expect_err("it cannot be used so");
+    assert_advises(&error, node, advice);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,19 +139,14 @@ async fn wrong_topologies_are_put_right() {
     let servers = Sentinels::start(Server::Redis70).expect("the servers start");
     let (sentinel, node) = (servers.sentinels()[0].url(), servers.primary());
     let sentinel_address = servers.sentinels()[0].addr().to_string();
-    let error = is_refused(Topology::sentinel("nobody", [sentinel.clone()])).await;
-    assert_advises(&error, &sentinel_address, "SENTINEL MASTERS");
-    let error = is_refused(Topology::node(sentinel)).await;
-    assert_advises(&error, &sentinel_address, "`Topology::sentinel`");
+    is_refused(Topology::sentinel("nobody", [sentinel.clone()]), &sentinel_address, "SENTINEL MASTERS").await;
+    is_refused(Topology::node(sentinel), &sentinel_address, "`Topology::sentinel`").await;
     let address = node.addr().to_string();
-    let error = is_refused(Topology::sentinel("main", [node.url()])).await;
-    assert_advises(&error, &address, "no Sentinel");
-    let error = is_refused(Topology::cluster([node.url()])).await;
-    assert_advises(&error, &address, "`Topology::node`");
+    is_refused(Topology::sentinel("main", [node.url()]), &address, "no Sentinel").await;
+    is_refused(Topology::cluster([node.url()]), &address, "`Topology::node`").await;
     let cluster = Cluster::builder(Server::Redis70).start().expect("the cluster starts");
     let member = &cluster.nodes()[0];
-    let error = is_refused(Topology::node(member.url())).await;
-    assert_advises(&error, &member.addr().to_string(), "`Topology::cluster`");
+    is_refused(Topology::node(member.url()), &member.addr().to_string(), "`Topology::cluster`").await;
 }
 
 #[tokio::test]

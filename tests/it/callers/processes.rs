@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Build, Builder, RedisManager, RwLockManager, Topology, TwoKeyManager, blocking};
+use redis_rwlock::{Build, Builder, RedisManager, Topology, TwoKeyManager, blocking};
 
-use crate::fixture::{Kind, ServerFixture, on_every_server};
-use crate::wait::granted;
+use crate::fixture::{ServerFixture, on_every_server};
+use crate::wait::{Outcome, granted};
 
 on_every_server![
     next_writer_is_in_a_lease_after_a_kill,
@@ -19,7 +19,8 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Longest time of a try on a busy machine, with the longest pause of a waiter between two tries.
 const A_TRY: Duration = Duration::from_millis(1500);
 
-/// Environment variable of the process that holds a lock: its end, the kind of manager, the lock, and the servers.
+/// Environment variable of the process that holds a lock: its end, the kind of manager, the prefix, the lock, and the
+/// servers.
 const ORDER: &str = "CALLERS_HOLDER";
 
 /// End of the process.
@@ -39,18 +40,18 @@ fn holder() {
         return;
     };
     let words: Vec<&str> = order.split(' ').collect();
-    let [end, kind, name, urls @ ..] = words.as_slice() else {
+    let [end, kind, prefix, name, urls @ ..] = words.as_slice() else {
         panic!("no order: {order}");
     };
     match *kind {
-        "TwoKey" => hold(end, TwoKeyManager::builder(urls[0]), name),
-        "HashNode" => hold(end, RedisManager::builder(urls[0]), name),
-        _ => hold(end, RedisManager::builder(Topology::cluster(urls.iter().copied())), name),
+        "TwoKey" => hold(end, TwoKeyManager::builder(urls[0]).key_prefix(*prefix), name),
+        "HashNode" => hold(end, RedisManager::builder(urls[0]).key_prefix(*prefix), name),
+        _ => hold(end, RedisManager::builder(Topology::cluster(urls.iter().copied())).key_prefix(*prefix), name),
     }
 }
 
 fn hold<M: Build>(end: &str, builder: Builder<M>, name: &str) {
-    let builder = builder.lease(LEASE).max_clock_skew(Duration::from_millis(5)).key_prefix("processes");
+    let builder = builder.lease(LEASE).max_clock_skew(Duration::from_millis(5));
     let manager = blocking::Blocking::connect_with(builder).expect("connected");
     let guard = manager.write(name).wait().expect("granted");
     println!("\ntoken {}", guard.fencing_token());
@@ -82,7 +83,7 @@ impl Holder {
             Some(cluster) => cluster.urls(),
             None => vec![f.servers.primaries()[0].url()],
         };
-        let order = format!("{end:?} {:?} {name} {}", f.kind, urls.join(" "));
+        let order = format!("{end:?} {:?} {} {name} {}", f.kind, f.prefix(), urls.join(" "));
         let this = env::current_exe().expect("this program");
         let mut command = Command::new(this);
         command.args(["--exact", "callers::processes::holder", "--nocapture"]).env(ORDER, order);
@@ -95,44 +96,26 @@ impl Holder {
     }
 }
 
-async fn next_writer_is_in_a_lease_after(f: &ServerFixture, end: End, name: &str) {
-    let kill = |(mut holder, token): (Holder, u64)| {
-        if end == End::Killed {
-            holder.child.kill().expect("killed");
-        }
-        holder.child.wait().expect("it ends");
-        token
-    };
-    let token = kill(Holder::start(f, end, name));
+async fn next_writer_is_in_a_lease_after(f: &ServerFixture, end: End) -> Outcome {
+    let name = f.name();
+    let (mut holder, token) = Holder::start(f, end, &name);
+    if end == End::Killed {
+        holder.child.kill()?;
+    }
+    holder.child.wait()?;
     let ended = Instant::now();
-    let manager = manager(f).await;
-    let guard = granted(manager.write(name)).await;
+    let guard = granted(f.manager().await.write(&name)).await;
     assert!(ended.elapsed() < LEASE + A_TRY, "{:?}", ended.elapsed());
     assert!(u64::from(guard.fencing_token()) > token);
-    guard.release().await.expect("ours to the end");
+    guard.release().await?;
+    Ok(())
 }
 
-async fn manager(f: &ServerFixture) -> crate::fixture::Manager {
-    async fn finish<M: Build>(builder: Builder<M>) -> crate::fixture::Manager {
-        std::sync::Arc::new(builder.key_prefix("processes").connect().await.expect("connected"))
-    }
-    match f.kind {
-        Kind::TwoKey => finish(TwoKeyManager::builder(f.servers.primaries()[0].url())).await,
-        Kind::HashNode => finish(RedisManager::builder(f.servers.primaries()[0].url())).await,
-        Kind::HashCluster => {
-            let cluster = f.servers.cluster().expect("a cluster");
-            finish(RedisManager::builder(Topology::cluster(cluster.urls()))).await
-        }
-    }
-}
-
-async fn next_writer_is_in_a_lease_after_a_kill(f: &ServerFixture) {
-    let name = format!("killed-{:?}", f.kind);
-    next_writer_is_in_a_lease_after(f, End::Killed, &name).await;
+async fn next_writer_is_in_a_lease_after_a_kill(f: &ServerFixture) -> Outcome {
+    next_writer_is_in_a_lease_after(f, End::Killed).await
 }
 
 /// The release may be on its way or not when the process ends.
-async fn guard_dropped_at_the_end_of_a_process_leaves_no_more_than_a_lease(f: &ServerFixture) {
-    let name = format!("returns-{:?}", f.kind);
-    next_writer_is_in_a_lease_after(f, End::Returns, &name).await;
+async fn guard_dropped_at_the_end_of_a_process_leaves_no_more_than_a_lease(f: &ServerFixture) -> Outcome {
+    next_writer_is_in_a_lease_after(f, End::Returns).await
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, RedisManager, RwLockManager};
+use futures_util::FutureExt;
+use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, Mode, RedisManager, RwLockManager};
 use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture, on_every_queue};
@@ -102,8 +103,7 @@ async fn runtimes_that_end_stand_or_are_blocked_take_no_hold_along(f: &Fixture) 
     let dropped = Instant::now();
     std::thread::spawn(move || drop(guards)).join().expect("no panic");
     for waiter in waiters {
-        let guard = granted(waiter).await;
-        guard.release().await.expect("released");
+        granted(waiter).await.release().await.expect("released");
     }
     assert!(dropped.elapsed() < RENEWED / 2, "not released, but run out: {:?}", dropped.elapsed());
     drop(elsewhere);
@@ -115,13 +115,18 @@ async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     // The acquisition on the runtime that stands has begun to connect and to ask for the owner of the slot.
     let (stopped, begun) = Elsewhere::after(Then::Stands, async move {
         let mut other = Box::pin(other);
-        futures_util::FutureExt::now_or_never(&mut other).is_some().then_some(()).map_or(Some(other), |()| None)
+        drop((&mut other).now_or_never());
+        other
     })
     .await;
-    let guard = manager.write(&name).wait_timeout(std::time::Duration::from_secs(2)).into_future();
-    let guard =
-        tokio::time::timeout(std::time::Duration::from_secs(5), guard).await.expect("in time").expect("granted");
-    guard.release().await.expect("released");
+    let guard = manager.write(&name).wait_timeout(Duration::from_secs(2)).into_future();
+    tokio::time::timeout(Duration::from_secs(5), guard)
+        .await
+        .expect("in time")
+        .expect("granted")
+        .release()
+        .await
+        .expect("released");
     drop((begun, stopped));
 }
 
@@ -141,8 +146,7 @@ async fn waiter_goes_on_where_another_runtime_waited_before(f: &Fixture) -> Outc
     let next = tokio::spawn(manager.write(&name).into_future());
     ends.die().await;
     holder.release().await?;
-    let guard = granted(next).await;
-    guard.release().await?;
+    granted(next).await.release().await?;
     Ok(())
 }
 
@@ -160,21 +164,19 @@ async fn guard_without_its_manager_is_renewed(f: &Fixture) -> Outcome {
 async fn loss_is_told_though_the_runtime_has_ended(f: &Fixture) {
     let name = f.name();
     let mut process = f.process(Settings::lease(RENEWED)).await;
-    let write = name.clone();
-    let guard = process.run(|manager| Box::pin(async move { manager.write(&write).await })).await.expect("granted");
+    let guard = process.take(&name, Mode::Write).await;
     process.die().await;
     let dead = Instant::now();
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired);
     assert!(dead.elapsed() < RENEWED * 2, "{:?}", dead.elapsed());
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Expired));
-    let error = guard.release().await.expect_err("it was lost");
-    assert_matches!(error, Error::Lost { .. });
+    assert_matches!(guard.release().await, Err(Error::Lost { .. }));
     f.becomes_free(&name).await;
 }
 
 /// Polls a future on a plain thread, without a runtime.
 fn outside<T>(future: impl Future<Output = T>) -> T {
-    futures_util::FutureExt::now_or_never(future).expect("ready at once")
+    future.now_or_never().expect("ready at once")
 }
 
 fn assert_wants_a_runtime(error: &Error) {
@@ -202,36 +204,38 @@ fn outside_of_a_runtime_everything_is_a_typed_error() {
 }
 
 #[test]
-fn guard_released_outside_of_a_runtime_is_released_in_its_own() {
-    let runtime = Runtime::new().expect("a runtime starts");
+fn guard_released_outside_of_a_runtime_is_released_in_its_own() -> Outcome {
+    let runtime = Runtime::new()?;
     let manager = MemoryManager::new();
-    let guard = runtime.block_on(manager.write("cfg").into_future()).expect("granted");
+    let guard = runtime.block_on(manager.write("cfg").into_future())?;
     assert_wants_a_runtime(&outside(guard.release()).expect_err("no runtime"));
     let next = runtime.block_on(soon("the release", manager.peer().write("cfg").into_future()));
-    runtime.block_on(next.expect("granted").release()).expect("released");
+    runtime.block_on(next?.release())?;
+    Ok(())
 }
 
 #[test]
-fn guard_converted_outside_of_a_runtime_comes_back_with_its_hold() {
-    let runtime = Runtime::new().expect("a runtime starts");
+fn guard_converted_outside_of_a_runtime_comes_back_with_its_hold() -> Outcome {
+    let runtime = Runtime::new()?;
     let manager = MemoryManager::new();
-    let writing = runtime.block_on(manager.write("cfg").into_future()).expect("granted");
+    let writing = runtime.block_on(manager.write("cfg").into_future())?;
     let refused = outside(writing.downgrade()).expect_err("no runtime");
     assert_wants_a_runtime(refused.error());
     let writing = refused.into_guard();
     assert_eq!(writing.state(), HoldState::Held);
-    let reading = runtime.block_on(writing.downgrade()).expect("converted");
+    let reading = runtime.block_on(writing.downgrade())?;
     let refused = outside(reading.try_upgrade()).expect_err("no runtime");
     assert_wants_a_runtime(refused.error());
     let reading = refused.into_guard();
     assert_eq!(reading.state(), HoldState::Held);
-    let writing = runtime.block_on(reading.try_upgrade()).expect("converted");
-    runtime.block_on(writing.release()).expect("ours to the end");
+    let writing = runtime.block_on(reading.try_upgrade())?;
+    runtime.block_on(writing.release())?;
+    Ok(())
 }
 
 #[test]
-fn claim_awaited_outside_of_a_runtime_stays_one() {
-    let runtime = Runtime::new().expect("a runtime starts");
+fn claim_awaited_outside_of_a_runtime_stays_one() -> Outcome {
+    let runtime = Runtime::new()?;
     let manager = MemoryManager::new();
     let guard = runtime.block_on(async {
         let before = manager.peer().write("cfg").await.expect("granted");
@@ -242,7 +246,8 @@ fn claim_awaited_outside_of_a_runtime_stays_one() {
     });
     assert_wants_a_runtime(&outside(guard.confirmed()).expect_err("no runtime"));
     assert_eq!(guard.state(), HoldState::Held);
-    runtime.block_on(guard.confirmed()).expect("confirmed");
+    runtime.block_on(guard.confirmed())?;
     outside(guard.confirmed()).expect("there is nothing to wait for");
-    runtime.block_on(guard.release()).expect("ours to the end");
+    runtime.block_on(guard.release())?;
+    Ok(())
 }

@@ -3,32 +3,30 @@
 use std::time::{Duration, Instant};
 
 use cluster_testenv::{Client, Node, Server};
-use redis_rwlock::{Error, HoldState, LossReason, RedisManager, Refusal, RwLockManager, WriteGuard};
+use redis_rwlock::{Error, HoldState, LossReason, Refusal, Topology};
 
-use crate::fixture::{Manager, RENEWED, ServerFixture, Settings, alone_on_every_server};
+use crate::fixture::{Fixture, RENEWED, ServerFixture, Settings, alone_on_every_server};
+use crate::router::field::on_own_servers;
 use crate::servers::ask;
-use crate::wait::{Outcome, granted, soon, stays_pending, until};
+use crate::wait::{Outcome, begin_to_wait, granted, soon, until, until_renewed};
 
 alone_on_every_server![full_memory_refuses_grants_and_nothing_else, paused_clients_are_waited_for];
 
 /// Time limit of a refusal, which comes with the server's answer and does not wait for the patience.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
-async fn refused_at_once<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>) -> Refusal {
-    let asked = Instant::now();
-    let outcome = soon("the refusal", attempt).await;
-    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
-    match outcome {
+async fn refusal_of<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>) -> Refusal {
+    match soon("the refusal", attempt).await {
         Err(Error::Refused { refusal, .. }) => refusal,
         other => panic!("{other:?}"),
     }
 }
 
-async fn refused_in_the_end<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>) -> Refusal {
-    match soon("the refusal", attempt).await {
-        Err(Error::Refused { refusal, .. }) => refusal,
-        other => panic!("{other:?}"),
-    }
+async fn refused_at_once<T: std::fmt::Debug>(attempt: impl Future<Output = Result<T, Error>>) -> Refusal {
+    let asked = Instant::now();
+    let refusal = refusal_of(attempt).await;
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    refusal
 }
 
 /// Servers without free memory, as long as this value lives.
@@ -53,8 +51,7 @@ async fn full_memory_refuses_grants_and_nothing_else(f: &ServerFixture) -> Outco
     let guard = manager.write(&held).await?;
     let to_drop = manager.read(&dropped).await?;
     let to_force = manager.write(&forced).await?;
-    let mut waiting = other.write(&held).into_future();
-    stays_pending("a grant beside a writer", &mut waiting).await;
+    let waiting = begin_to_wait("a grant beside a writer", other.write(&held)).await;
     let full = FullMemory::of(f);
     assert_eq!(refused_at_once(waiting).await, Refusal::OutOfMemory);
     assert_eq!(refused_at_once(other.write(&f.name()).into_future()).await, Refusal::OutOfMemory);
@@ -103,8 +100,10 @@ async fn busy_server_is_unreachable_until_it_is_not(f: &ServerFixture) -> Outcom
     let mut stuck = node.client().expect("it takes clients");
     stuck.send(&["EVAL", "while true do end", "0"]).expect("sent");
     until("a busy server", async || is_busy(node)).await;
-    let error = soon("the end of patience", manager.write(&f.name()).into_future()).await.expect_err("it is busy");
-    assert_matches!(error, Error::Unreachable { .. });
+    assert_matches!(
+        soon("the end of patience", manager.write(&f.name()).into_future()).await,
+        Err(Error::Unreachable { .. })
+    );
     assert_eq!(guard.state(), HoldState::Held, "its lease is long");
     ask(node, &["SCRIPT", "KILL"]);
     manager.write(&f.name()).await?.release().await?;
@@ -146,7 +145,7 @@ async fn stop_saving(node: &Node) {
 
 async fn restarted_empty_server_has_no_holds(f: &ServerFixture) -> Outcome {
     let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
-    let guard: WriteGuard = manager.write(&name).await?;
+    let guard = manager.write(&name).await?;
     f.servers.primaries()[0].restart()?;
     let heir = granted(f.manager().await.write(&name)).await;
     assert!(heir.fencing_token() > guard.fencing_token(), "the resource can tell them apart");
@@ -168,55 +167,39 @@ async fn replica_refuses_grants(f: &ServerFixture) {
     until("a replica", async || linked()).await;
     let name = f.name();
     // The same address may lead to a primary soon.
-    assert_eq!(refused_in_the_end(manager.write(&name).into_future()).await, Refusal::ReadOnly);
-    assert_eq!(refused_in_the_end(manager.try_read(&name)).await, Refusal::ReadOnly);
-    assert_eq!(refused_in_the_end(manager.force_release(&name)).await, Refusal::ReadOnly);
+    assert_eq!(refusal_of(manager.write(&name).into_future()).await, Refusal::ReadOnly);
+    assert_eq!(refusal_of(manager.try_read(&name)).await, Refusal::ReadOnly);
+    assert_eq!(refusal_of(manager.force_release(&name)).await, Refusal::ReadOnly);
     assert!(manager.inspect(&name).await.expect("a replica can be looked at").is_free());
     assert!(f.ttls().is_empty());
 }
 
 /// The server takes no new connections, and the proxy cuts the old one.
-async fn full_house_lets_nobody_in(make: impl AsyncFn(String, Settings) -> Result<Manager, Error>, server: Server) {
-    let node = Node::builder(server).proxied().start().expect("the server starts");
-    let url = || format!("redis://{}", node.proxy().addr());
+async fn full_house_lets_nobody_in(server: Server) -> Outcome {
+    let node = Node::builder(server).proxied().start()?;
+    let f = Fixture::hash(Topology::node(node.url()));
     // A late answer would close the connection, and the manager could make no other.
-    let settings = || Settings { response_timeout: RENEWED, ..Settings::lease(RENEWED * 2) };
-    let patient = make(url(), settings()).await.expect("connected");
-    let guard = patient.write("held").await.expect("granted");
-    let mut own: Client = node.client().expect("it takes clients");
-    let full = node.refuse_clients().expect("set");
-    let error = soon("the end of patience", make(url(), impatient())).await.expect_err("nobody gets in");
+    let patient = f.manager_with(Settings { response_timeout: RENEWED, ..Settings::lease(RENEWED * 2) }).await;
+    let guard = patient.write("held").await?;
+    let mut own: Client = node.client()?;
+    let full = node.refuse_clients()?;
+    let error = soon("the end of patience", f.connect(impatient())).await.expect_err("nobody gets in");
     assert_matches!(error, Error::Unreachable { .. });
     assert!(std::error::Error::source(&error).is_some(), "it says what went wrong: {error:?}");
     assert!(error.to_string().contains("`maxclients`"), "it says what to do: {error}");
-    let mut before = guard.remaining();
-    until("a renewal: who is in goes on", async || {
-        let now = guard.remaining();
-        std::mem::replace(&mut before, now) < now
-    })
-    .await;
+    until_renewed("a renewal: who is in goes on", || guard.remaining()).await;
     node.proxy().cut();
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Expired, "it could not be renewed");
     assert!(own.command(&["PING"]).is_ok());
     let waiting = tokio::spawn(patient.write("other").into_future());
     drop(full);
-    granted(waiting).await.release().await.expect("released");
+    granted(waiting).await.release().await?;
     drop(guard);
-    let next = granted(patient.write("held")).await;
-    next.release().await.expect("released");
+    granted(patient.write("held")).await.release().await?;
+    Ok(())
 }
 
-async fn hash(url: String, settings: Settings) -> Result<Manager, Error> {
-    let builder = RedisManager::builder(url).lease(settings.lease).max_clock_skew(settings.max_clock_skew);
-    let builder = builder.response_timeout(settings.response_timeout).unreachable_after(settings.unreachable_after);
-    Ok(std::sync::Arc::new(builder.connect().await?))
-}
-
-mod full_house_lets_nobody_in {
-    use super::{full_house_lets_nobody_in, hash};
-
-    crate::fixture::on_each_server!(|server| full_house_lets_nobody_in(hash, server));
-}
+on_own_servers![full_house_lets_nobody_in];
 
 /// Each case on one node with either scheme, alone with it.
 macro_rules! alone_on_every_node {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Denied, DenyingHolder, MemoryManager, Mode, RwLockManager};
 
 use crate::fixture::{Fixture, RECALL_TIMEOUT, ServerFixture, Settings, on_every_fixture};
-use crate::wait::{Outcome, bounded, granted, start, until};
+use crate::wait::{Outcome, begin, granted, until};
 
 on_every_fixture![
     refusal_names_the_writer,
@@ -26,8 +26,7 @@ fn holder(denied: Denied) -> DenyingHolder {
 }
 
 async fn refusal_names_the_writer(f: &Fixture) -> Outcome {
-    let name = f.name();
-    let (writer, other) = (f.manager_with(Settings::label("billing-1")).await, f.manager().await);
+    let (writer, other, name) = f.pair(Settings::label("billing-1")).await;
     let guard = writer.write(&name).lease(LEASE).await?;
     let denials = [
         other.write(&name).try_or_denied().await?.expect_err("a writer is inside"),
@@ -51,7 +50,7 @@ async fn refusal_names_the_writer(f: &Fixture) -> Outcome {
 
 async fn refusal_names_one_of_the_readers(f: &Fixture) -> Outcome {
     let name = f.name();
-    let (a, b) = (f.manager_with(Settings::label("a")).await, f.manager_with(Settings::label("b")).await);
+    let (a, b) = (f.manager_with_label("a").await, f.manager_with_label("b").await);
     let guards = [a.read(&name).lease(LEASE).await?, b.read(&name).lease(LEASE).await?];
     let denied = f.manager().await.write(&name).try_or_denied().await?.expect_err("readers are inside");
     // Masters of a quorum may name different readers.
@@ -82,8 +81,7 @@ async fn refusal_within_the_process_names_its_own_hold(f: &Fixture) -> Outcome {
 }
 
 async fn limit_ends_with_the_holder(f: &Fixture) {
-    let name = f.name();
-    let (reader, other) = (f.manager_with(Settings::label("reporting")).await, f.manager().await);
+    let (reader, other, name) = f.pair(Settings::label("reporting")).await;
     let guard = reader.read(&name).lease(LEASE).await.expect("granted");
     for limit in [Duration::ZERO, Duration::from_millis(60)] {
         let error = other.write(&name).wait_timeout(limit).await.expect_err("a reader is inside");
@@ -96,11 +94,9 @@ async fn limit_ends_with_the_holder(f: &Fixture) {
 }
 
 async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f: &Fixture) -> Outcome {
-    let name = f.name();
-    let (writer, other) = (f.manager_with(Settings::label("writer")).await, f.manager().await);
+    let (writer, other, name) = f.pair(Settings::label("writer")).await;
     let guard = writer.write(&name).await?;
-    let mut first = other.read(&name).into_future();
-    start(&mut first);
+    let first = begin(other.read(&name));
     let first = tokio::spawn(first);
     // A reader that comes later waits here, and asks nothing.
     let mut named = None;
@@ -112,14 +108,12 @@ async fn waiter_behind_another_one_of_its_process_has_the_refusal_of_that_one(f:
     .await;
     assert_eq!(named.map(|holder| (holder.label, holder.is_ours)), Some(("writer".to_owned(), false)));
     guard.release().await?;
-    let granted = granted(first).await;
-    granted.release().await?;
+    granted(first).await.release().await?;
     Ok(())
 }
 
 async fn refusal_costs_no_further_script(f: &ServerFixture) -> Outcome {
-    let name = f.name();
-    let (holder, other) = (f.manager_with(Settings::label("holder")).await, f.manager().await);
+    let (holder, other, name) = f.pair(Settings::label("holder")).await;
     let guard = holder.write(&name).lease(LEASE).await?;
     let scripts = || f.calls_of("evalsha") + f.calls_of("eval");
     // The first requests load the scripts.
@@ -154,43 +148,40 @@ async fn refusal_of_another_waiter_is_told_with_its_age() -> Outcome {
     Ok(())
 }
 
-#[tokio::test]
-async fn holder_that_has_said_that_a_guard_is_inside_is_not_shown_as_cached() {
-    bounded(async {
-        let store = MemoryManager::new();
-        let caching = store.peer_builder().cache_for(Duration::from_secs(300)).build().expect("valid");
-        let other = store.peer_builder().recall_timeout(RECALL_TIMEOUT).build().expect("valid");
-        // Only a lock that is used again is worth caching.
-        until("the hold stays", async || {
-            caching.write("cfg").await.expect("granted").release().await.expect("released");
-            caching.stats().cached_holds == 1
-        })
-        .await;
-        let guard = caching.write("cfg").await.expect("its cached hold");
-        let denied = other.write("cfg").try_or_denied().await.expect("answered").expect_err("a guard is inside");
-        assert!(!holder(denied).cached);
-        guard.release().await.expect("released");
+crate::fixture::on_two_threads![
+    holder_that_has_said_that_a_guard_is_inside_is_not_shown_as_cached,
+    holder_that_may_only_cache_its_hold_is_shown_as_such,
+];
+
+/// A manager in memory that caches its hold of a lock, and one whose recalls wait so long.
+async fn cached_in_memory(recall_timeout: Duration) -> (MemoryManager, MemoryManager) {
+    let store = MemoryManager::new();
+    let caching = store.peer_builder().label("caching").cache_for(Duration::from_secs(300)).build().expect("valid");
+    let other = store.peer_builder().recall_timeout(recall_timeout).build().expect("valid");
+    // Only a lock that is used again is worth caching.
+    until("the hold stays", async || {
+        caching.write("cfg").await.expect("granted").release().await.expect("released");
+        caching.stats().cached_holds == 1
     })
     .await;
+    (caching, other)
+}
+
+async fn holder_that_has_said_that_a_guard_is_inside_is_not_shown_as_cached() -> Outcome {
+    let (caching, other) = cached_in_memory(RECALL_TIMEOUT).await;
+    let guard = caching.write("cfg").await.expect("its cached hold");
+    let denied = other.write("cfg").try_or_denied().await?.expect_err("a guard is inside");
+    assert!(!holder(denied).cached);
+    guard.release().await?;
+    Ok(())
 }
 
 /// The holder's process does not hear the recall, so it does not say that no guard is inside.
-#[tokio::test]
-async fn holder_that_may_only_cache_its_hold_is_shown_as_such() {
-    bounded(async {
-        let store = MemoryManager::new();
-        let caching = store.peer_builder().label("caching").cache_for(Duration::from_secs(300)).build().expect("valid");
-        let other = store.peer_builder().recall_timeout(RECALL_TIMEOUT / 10).build().expect("valid");
-        // Only a lock that is used again is worth caching.
-        until("the hold stays", async || {
-            caching.write("cfg").await.expect("granted").release().await.expect("released");
-            caching.stats().cached_holds == 1
-        })
-        .await;
-        caching.disconnect();
-        let denied = other.write("cfg").try_or_denied().await.expect("answered").expect_err("its hold stays");
-        assert!(denied.to_string().starts_with("held by \"caching\" (write, perhaps only cached"), "{denied}");
-        assert!(holder(denied).cached);
-    })
-    .await;
+async fn holder_that_may_only_cache_its_hold_is_shown_as_such() -> Outcome {
+    let (caching, other) = cached_in_memory(RECALL_TIMEOUT / 10).await;
+    caching.disconnect();
+    let denied = other.write("cfg").try_or_denied().await?.expect_err("its hold stays");
+    assert!(denied.to_string().starts_with("held by \"caching\" (write, perhaps only cached"), "{denied}");
+    assert!(holder(denied).cached);
+    Ok(())
 }

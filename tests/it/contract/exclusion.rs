@@ -9,8 +9,9 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use redis_rwlock::{Error, Mode};
 
-use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{Outcome, granted, soon, start, stays_pending};
+use crate::either::{AnyGuard, take};
+use crate::fixture::{Fixture, Manager, Settings, on_every_fixture};
+use crate::wait::{Outcome, begin, begin_to_wait, granted, soon};
 
 on_every_fixture![
     writer_excludes_everybody,
@@ -38,8 +39,7 @@ async fn writer_excludes_everybody(f: &Fixture) -> Outcome {
         assert!(other.try_read(&name).await?.is_none());
     }
     guard.release().await?;
-    let guard = b.try_write(&name).await?.expect("free");
-    guard.release().await?;
+    b.try_write(&name).await?.expect("free").release().await?;
     Ok(())
 }
 
@@ -67,8 +67,7 @@ async fn readers_exclude_writers(f: &Fixture) -> Outcome {
         assert!(other.try_write(&name).await?.is_none(), "one reader is left");
     }
     second.release().await?;
-    let guard = a.try_write(&name).await?.expect("free");
-    guard.release().await?;
+    a.try_write(&name).await?.expect("free").release().await?;
     Ok(())
 }
 
@@ -84,8 +83,7 @@ async fn locks_of_different_names_are_independent(f: &Fixture) -> Outcome {
 async fn waiter_gets_in_after_a_release_here(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).await?;
-    let mut waiter = manager.write(&name).into_future();
-    stays_pending("a second writer's grant", &mut waiter).await;
+    let waiter = begin_to_wait("a second writer's grant", manager.write(&name)).await;
     guard.release().await?;
     granted(waiter).await.release().await?;
     Ok(())
@@ -94,26 +92,24 @@ async fn waiter_gets_in_after_a_release_here(f: &Fixture) -> Outcome {
 async fn waiter_gets_in_after_a_release_elsewhere(f: &Fixture) -> Outcome {
     let ([a, b], name) = f.scene().await;
     let reader = a.read(&name).await?;
-    let mut waiter = b.write(&name).into_future();
-    stays_pending("a writer's grant beside a reader", &mut waiter).await;
+    let waiter = begin_to_wait("a writer's grant beside a reader", b.write(&name)).await;
     reader.release().await?;
     granted(waiter).await.release().await?;
     Ok(())
 }
 
-async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) {
+async fn waiting_reader_gets_in_after_a_writer(f: &Fixture) -> Outcome {
     let ([a, b], name) = f.scene().await;
-    let writer = a.write(&name).await.expect("granted");
-    let mut here = a.read(&name).into_future();
-    let mut there = b.read(&name).into_future();
-    stays_pending("a reader's grant beside a writer", &mut here).await;
-    stays_pending("a reader's grant beside a writer", &mut there).await;
-    writer.release().await.expect("released");
+    let writer = a.write(&name).await?;
+    let here = begin_to_wait("a reader's grant beside a writer", a.read(&name)).await;
+    let there = begin_to_wait("a reader's grant beside a writer", b.read(&name)).await;
+    writer.release().await?;
     let (here, there) = soon("the readers' grants", async { tokio::join!(here, there) }).await;
-    let both = [here.expect("granted"), there.expect("granted")];
+    let both = [here?, there?];
     assert_eq!(f.view(&name).await.holders.len(), 2);
     drop(both);
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn local_waiters_are_served_in_order(f: &Fixture) -> Outcome {
@@ -122,9 +118,8 @@ async fn local_waiters_are_served_in_order(f: &Fixture) -> Outcome {
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for place in 0..5 {
-        let mut waiter = manager.write(&name).into_future();
         // Its first poll takes the place in the queue.
-        start(&mut waiter);
+        let waiter = begin(manager.write(&name));
         let served = Arc::clone(&served);
         tasks.push(tokio::spawn(async move {
             let guard = waiter.await.expect("granted");
@@ -143,8 +138,7 @@ async fn local_waiters_are_served_in_order(f: &Fixture) -> Outcome {
 async fn try_does_not_overtake_local_waiters(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
     let reader = manager.read(&name).await?;
-    let mut writer = manager.write(&name).into_future();
-    start(&mut writer);
+    let writer = begin(manager.write(&name));
     assert!(manager.try_read(&name).await?.is_none(), "a local writer waits");
     reader.release().await?;
     granted(writer).await.release().await?;
@@ -160,8 +154,10 @@ async fn wait_timeout_ends_the_wait_and_leaves_nothing(f: &Fixture) {
             other.write(&name).wait_timeout(limit).await.map(drop),
             other.read(&name).wait_timeout(limit).await.map(drop),
         ] {
-            let error = outcome.expect_err("others hold it");
-            assert_matches!(error, Error::WaitTimeout { lock, waited, .. } if **lock == *name && *waited >= limit);
+            assert_matches!(
+                outcome,
+                Err(Error::WaitTimeout { lock, waited, .. }) if **lock == *name && *waited >= limit
+            );
         }
     }
     let view = f.view(&name).await;
@@ -187,33 +183,23 @@ struct Inside(AtomicI64);
 impl Inside {
     const WRITER: i64 = 1_000_000;
 
-    fn enter(&self, mode: Mode) {
-        let before = match mode {
-            Mode::Write => self.0.fetch_add(Self::WRITER, Ordering::SeqCst),
-            Mode::Read => self.0.fetch_add(1, Ordering::SeqCst),
-        };
-        match mode {
-            Mode::Write => assert_eq!(before, 0, "a writer came in beside others"),
-            Mode::Read => assert!(before < Self::WRITER, "a reader came in beside a writer"),
-        }
-    }
-
-    fn leave(&self, mode: Mode) {
+    /// Acquires the lock, and asserts that nobody is inside whom the guard excludes.
+    async fn visit(&self, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
+        let guard = take(manager, name, mode).await;
         let weight = if mode == Mode::Write { Self::WRITER } else { 1 };
+        let before = self.0.fetch_add(weight, Ordering::SeqCst);
+        assert!(before == 0 || mode == Mode::Read && before < Self::WRITER, "a {mode} came in beside others: {before}");
+        tokio::task::yield_now().await;
         self.0.fetch_sub(weight, Ordering::SeqCst);
+        guard
     }
 }
 
 async fn futures_of_one_task_exclude_each_other(f: &Fixture) {
     let ([manager], name) = f.scene().await;
     let inside = Inside::default();
-    let turns = futures_util::stream::iter(0..8).map(|_| async {
-        let guard = manager.write(&name).await.expect("granted");
-        inside.enter(Mode::Write);
-        tokio::task::yield_now().await;
-        inside.leave(Mode::Write);
-        guard.release().await.expect("released");
-    });
+    let turns = futures_util::stream::iter(0..8)
+        .map(|_| async { inside.visit(&manager, &name, Mode::Write).await.release_unharmed().await });
     let served = soon("all turns", turns.buffer_unordered(8).count()).await;
     assert_eq!(served, 8);
 }
@@ -223,21 +209,10 @@ async fn joined_futures_exclude_each_other(f: &Fixture) {
     let inside = Inside::default();
     let turn = async |mode: Mode| {
         for _ in 0..3 {
+            let guard = inside.visit(&manager, &name, mode).await;
             match mode {
-                Mode::Write => {
-                    let guard = manager.write(&name).await.expect("granted");
-                    inside.enter(mode);
-                    tokio::task::yield_now().await;
-                    inside.leave(mode);
-                    guard.release().await.expect("released");
-                }
-                Mode::Read => {
-                    let guard = manager.read(&name).await.expect("granted");
-                    inside.enter(mode);
-                    tokio::task::yield_now().await;
-                    inside.leave(mode);
-                    drop(guard);
-                }
+                Mode::Write => guard.release_unharmed().await,
+                Mode::Read => drop(guard),
             }
         }
     };
@@ -267,19 +242,8 @@ async fn random_workload_never_overlaps(f: &Fixture) {
         let manager = f.manager().await;
         tasks.push(tokio::spawn(async move {
             for turn in 0..turns {
-                if (n + turn) % 3 == 0 {
-                    let guard = manager.write(&name).await.expect("granted");
-                    inside.enter(Mode::Write);
-                    tokio::task::yield_now().await;
-                    inside.leave(Mode::Write);
-                    guard.release().await.expect("released");
-                } else {
-                    let guard = manager.read(&name).await.expect("granted");
-                    inside.enter(Mode::Read);
-                    tokio::task::yield_now().await;
-                    inside.leave(Mode::Read);
-                    guard.release().await.expect("released");
-                }
+                let mode = if (n + turn) % 3 == 0 { Mode::Write } else { Mode::Read };
+                inside.visit(&manager, &name, mode).await.release_unharmed().await;
             }
         }));
     }

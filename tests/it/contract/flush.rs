@@ -8,7 +8,7 @@ use redis_rwlock::HoldState;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture};
-use crate::wait::{Outcome, Polled, soon, start};
+use crate::wait::{Outcome, Polled, begin, soon};
 
 on_every_fixture![
     dropped_guards_and_futures_are_gone_after_a_flush,
@@ -61,8 +61,7 @@ async fn flush_touches_nothing_that_is_there(f: &Fixture) -> Outcome {
     let (name, held) = (f.name(), f.name());
     let guard = manager.write(&name).await?;
     let inside = other.write(&held).await?;
-    let mut waits = manager.write(&held).into_future();
-    start(&mut waits);
+    let waits = begin(manager.write(&held));
     soon("the flush", manager.flush()).await.expect("nothing was dropped");
     assert_eq!(guard.state(), HoldState::Held);
     inside.release().await?;
@@ -89,8 +88,7 @@ async fn program_that_flushes_leaves_nothing(f: &Fixture) -> Outcome {
                 for name in &own {
                     drop(manager.write(name).await.expect("granted"));
                 }
-                let mut waits = manager.write(&foreign).into_future();
-                start(&mut waits);
+                let waits = begin(manager.write(&foreign));
                 tokio::task::yield_now().await;
                 drop(waits);
                 manager.flush().await.expect("the servers answer");

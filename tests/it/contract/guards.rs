@@ -24,8 +24,7 @@ async fn dropped_guard_releases_in_the_background(f: &Fixture) -> Outcome {
     f.becomes_free(&name).await;
     // A drop frees the way here too.
     drop(manager.write(&name).await?);
-    let guard = granted(manager.write(&name)).await;
-    guard.release().await?;
+    granted(manager.write(&name)).await.release().await?;
     Ok(())
 }
 
@@ -33,8 +32,7 @@ async fn release_is_done_when_it_returns(f: &Fixture) -> Outcome {
     let ([a, b], name) = f.scene().await;
     for _ in 0..10 {
         a.write(&name).await?.release().await?;
-        let guard = b.try_write(&name).await?.expect("free at once");
-        guard.release().await?;
+        b.try_write(&name).await?.expect("free at once").release().await?;
     }
     Ok(())
 }
@@ -57,21 +55,22 @@ async fn guard_works_in_another_task(f: &Fixture) -> Outcome {
     Ok(())
 }
 
-async fn services_take_any_manager(f: &Fixture) {
-    async fn service(locks: impl RwLockManager, name: &str) {
-        let guard = locks.write(name).await.expect("granted");
-        guard.release().await.expect("released");
+async fn services_take_any_manager(f: &Fixture) -> Outcome {
+    async fn service(locks: impl RwLockManager, name: &str) -> Outcome {
+        locks.write(name).await?.release().await?;
+        Ok(())
     }
-    async fn object(locks: &dyn RwLockManager, name: &str) {
-        let guard = locks.try_read(name).await.expect("answered").expect("free");
-        guard.release().await.expect("released");
+    async fn object(locks: &dyn RwLockManager, name: &str) -> Outcome {
+        locks.try_read(name).await?.expect("free").release().await?;
+        Ok(())
     }
     let ([manager], name) = f.scene().await;
     let shared: Manager = Arc::clone(&manager);
-    service(shared, &name).await;
-    service(Arc::new(Arc::clone(&manager)), &name).await;
-    object(&*manager, &name).await;
-    object(&manager, &name).await;
+    service(shared, &name).await?;
+    service(Arc::new(Arc::clone(&manager)), &name).await?;
+    object(&*manager, &name).await?;
+    object(&manager, &name).await?;
+    Ok(())
 }
 
 async fn nothing_is_sent_before_the_first_poll(f: &Fixture) -> Outcome {
@@ -81,8 +80,7 @@ async fn nothing_is_sent_before_the_first_poll(f: &Fixture) -> Outcome {
     let trying = manager.try_write(&name);
     assert!(f.view(&name).await.is_free());
     // Nor do they stand in a queue here.
-    let guard = manager.try_write(&name).await?.expect("free");
-    guard.release().await?;
+    manager.try_write(&name).await?.expect("free").release().await?;
     drop((builder, trying));
     waiting.await?.release().await?;
     Ok(())

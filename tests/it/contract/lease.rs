@@ -56,8 +56,7 @@ async fn long_lease_survives_a_neighbours_short_renewals(f: &Fixture) -> Outcome
     let ([manager], name) = f.scene().await;
     let patient = manager.read(&name).lease(HOUR).max_hold(2 * HOUR).await?;
     let mut neighbour = f.process(Settings { label: "neighbour".to_owned(), ..Settings::lease(SHORT) }).await;
-    let read = name.clone();
-    let left = neighbour.run(|manager| Box::pin(async move { manager.read(&read).await })).await?;
+    let left = neighbour.take(&name, Mode::Read).await;
     until("a renewal of the neighbour", async || {
         let view = f.view(&name).await;
         view.holders.iter().any(|holder| holder.label == "neighbour" && holder.age > SHORT)
@@ -81,8 +80,7 @@ async fn dead_reader_is_gone_at_its_own_lease(f: &Fixture) -> Outcome {
     let living = f.manager_with(Settings { label: "living".to_owned(), ..Settings::lease(RENEWED) }).await;
     let guard = living.read(&name).await?;
     let mut dead = f.process(Settings { label: "dead".to_owned(), ..Settings::lease(SHORT) }).await;
-    let read = name.clone();
-    let left = dead.run(|manager| Box::pin(async move { manager.read(&read).await })).await?;
+    let left = dead.take(&name, Mode::Read).await;
     dead.die().await;
     let died = Instant::now();
     until("the dead reader is gone", async || {
@@ -102,12 +100,11 @@ async fn dead_reader_is_gone_at_its_own_lease(f: &Fixture) -> Outcome {
 async fn dead_writer_is_gone_with_its_lease(f: &Fixture) {
     let name = f.name();
     let mut dead = f.process(Settings::lease(SHORT)).await;
-    let write = name.clone();
-    let left = dead.run(|manager| Box::pin(async move { manager.write(&write).await })).await.expect("granted");
+    let left = dead.take(&name, Mode::Write).await;
     dead.die().await;
     let heir = granted(f.manager().await.write(&name)).await;
     assert_eq!(left.state(), HoldState::Lost(LossReason::Expired), "the clock told it without a runtime");
-    assert!(heir.fencing_token() > left.fencing_token());
+    assert!(heir.fencing_token() > left.token());
     drop(left);
     assert_eq!(heir.state(), HoldState::Held);
     heir.release().await.expect("released");
@@ -130,7 +127,7 @@ async fn holder_hears_of_max_hold_a_head_start_before_another_one_is_granted(f: 
     const HEAD_START: Duration = Duration::from_millis(50);
     // The server would keep the hold for longer than that.
     let margin = Settings { max_clock_skew: SHORT, ..Settings::default() };
-    let (a, b, name) = (f.manager_with(margin).await, f.manager().await, f.name());
+    let (a, b, name) = f.pair(margin).await;
     let fixed = a.write(&name).fixed_lease(SHORT * 3).await.expect("granted");
     let watch = fixed.watch();
     let (mut ended, woken) = (Box::pin(watch.ended()), Arc::<FirstWake>::default());
@@ -219,11 +216,11 @@ async fn fixed_lease_is_not_renewed(f: &Fixture) {
 }
 
 async fn late_release_is_an_error_and_hurts_nobody(f: &Fixture) {
-    let (a, b, name) = (f.manager().await, f.manager_with(Settings::label("heir")).await, f.name());
+    let (a, b, name) = (f.manager().await, f.manager_with_label("heir").await, f.name());
     let late = a.write(&name).lease(SHORT).max_hold(SHORT).await.expect("granted");
     let heir = granted(b.write(&name)).await;
-    let error = late.release().await.expect_err("it was lost");
-    assert_matches!(error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name);
+    let released = late.release().await;
+    assert_matches!(released, Err(Error::Lost { lock, reason: LossReason::MaxHold, .. }) if **lock == *name);
     let view = f.view(&name).await;
     assert_eq!((view.holders.len(), &*view.holders[0].label, view.holders[0].mode), (1, "heir", Mode::Write));
     heir.release().await.expect("ours to the end");
@@ -264,14 +261,12 @@ async fn confirmed_without_a_wait_asks_nobody(f: &Fixture) -> Outcome {
     let first = manager.read(&shared).await?;
     let second = manager.read(&shared).await?;
     let at_once = "no answer is waited for";
-    outer.confirmed().now_or_never().expect(at_once).expect("confirmed");
-    inner.confirmed().now_or_never().expect(at_once).expect("confirmed");
-    first.confirmed().now_or_never().expect(at_once).expect("confirmed");
-    second.confirmed().now_or_never().expect(at_once).expect("confirmed");
-    inner.release().await?;
+    outer.confirmed().now_or_never().expect(at_once)?;
+    for reader in [inner, first, second] {
+        reader.confirmed().now_or_never().expect(at_once)?;
+        reader.release().await?;
+    }
     outer.release().await?;
-    first.release().await?;
-    second.release().await?;
     Ok(())
 }
 
@@ -301,6 +296,6 @@ async fn confirmed_tells_a_loss(f: &Fixture) {
     let ([manager], name) = f.scene().await;
     let guard = manager.write(&name).fixed_lease(SHORT).await.expect("granted");
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::MaxHold);
-    let error = guard.confirmed().await.expect_err("it is over");
-    assert_matches!(error, Error::Lost { lock, reason: LossReason::MaxHold, .. } if **lock == *name);
+    let confirmed = guard.confirmed().await;
+    assert_matches!(confirmed, Err(Error::Lost { lock, reason: LossReason::MaxHold, .. }) if **lock == *name);
 }

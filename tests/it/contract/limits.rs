@@ -3,7 +3,7 @@
 use redis_rwlock::{Error, HoldState};
 
 use crate::fixture::{Fixture, Settings, on_every_fixture};
-use crate::wait::{Outcome, granted, soon, start};
+use crate::wait::{Outcome, granted, start};
 
 on_every_fixture![acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places];
 
@@ -25,19 +25,15 @@ async fn acquisitions_beyond_the_limit_are_refused_and_others_keep_their_places(
     is_refused(manager.try_write(&free).await);
     is_refused(manager.try_read(&free).await);
     assert_eq!(held.state(), HoldState::Held);
-    let elsewhere = soon("another manager", other.write(&free).into_future()).await.expect("it was not asked for");
-    elsewhere.release().await?;
+    granted(other.write(&free)).await.release().await?;
     // One is dropped, and its place is free.
     drop(waiting.pop());
-    let guard = soon("the free lock", manager.write(&free).into_future()).await.expect("there is a place");
-    guard.release().await?;
+    granted(manager.write(&free)).await.release().await?;
     // The other one is granted.
     held.release().await?;
-    let next = granted(waiting.pop().expect("one is left")).await;
-    next.release().await?;
+    granted(waiting.pop().expect("one is left")).await.release().await?;
     for _ in 0..3 {
-        let guard = soon("a free lock", manager.read(&free).into_future()).await.expect("all places are free");
-        guard.release().await?;
+        granted(manager.read(&free)).await.release().await?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{Error, RwLockManager, TimestampClients};
 
 use crate::fixture::{Fixture, Kind, ServerFixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Outcome, granted, start, until};
+use crate::wait::{Outcome, begin, granted, until};
 
 on_every_fixture![note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent];
 
@@ -53,15 +53,14 @@ async fn note_is_shown_until_the_hold_ends_or_refused_before_anything_is_sent(f:
     let longest = "x".repeat(4096);
     guard.set_note(&longest).await?;
     assert_eq!(note_of(f, &name).await, Some(longest.clone()));
-    let error = guard.set_note(&(longest + "x")).await.expect_err("too long");
-    assert_matches!(error, Error::InvalidOption { option: "note", .. });
+    assert_matches!(guard.set_note(&(longest + "x")).await, Err(Error::InvalidOption { option: "note", .. }));
     guard.set_note("").await?;
     assert_eq!(note_of(f, &name).await, None);
     guard.set_note("last").await?;
     guard.release().await?;
 
     // Readers of one process share a hold, and others have their own.
-    let other = f.manager_with(Settings::label("other")).await;
+    let other = f.manager_with_label("other").await;
     let first = manager.read(&name).note("first").await?;
     assert_eq!(note_of(f, &name).await.as_deref(), Some("first"), "the old note went with its hold");
     let theirs = other.read(&name).note("theirs").await?;
@@ -82,8 +81,7 @@ async fn note_of_a_waiter_is_there_when_it_has_its_guard(f: &Fixture) -> Outcome
     }
     let ([holder, waiter], name) = f.scene().await;
     let guard = holder.write(&name).await?;
-    let mut waiting = waiter.write(&name).note("my turn").into_future();
-    start(&mut waiting);
+    let waiting = begin(waiter.write(&name).note("my turn"));
     let waiting = tokio::spawn(waiting);
     f.until_waiting(1, &name).await;
     guard.release().await?;
@@ -115,8 +113,7 @@ async fn note_of_a_guard_does_not_stay_for_the_next_one_of_its_process(f: &Fixtu
     }
     let ([manager], name) = f.scene().await;
     let first = manager.write(&name).note("first").await.expect("granted");
-    let mut second = manager.write(&name).into_future();
-    start(&mut second);
+    let second = begin(manager.write(&name));
     let (released, second) = tokio::join!(first.release(), second);
     released.expect("released");
     let second = second.expect("handed over");
@@ -131,8 +128,7 @@ async fn note_that_the_next_guard_sets_at_once_stays(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
     for round in 0..10 {
         let first = manager.write(&name).note("first").await?;
-        let mut second = manager.write(&name).into_future();
-        start(&mut second);
+        let second = begin(manager.write(&name));
         drop(first);
         let second = second.await?;
         second.set_note("second").await?;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode, OwnerId, Refusal};
 
+use crate::either::take;
 use crate::fixture::{Fixture, Manager, RENEWED, Settings, on_every_fixture, on_every_own_format, on_every_queue};
-use crate::wait::{Outcome, granted, soon, start, stays_pending, until};
+use crate::wait::{Outcome, begin, begin_to_wait, granted, soon, until};
 
 on_every_fixture![
     inspect_of_an_unknown_lock_is_free,
@@ -42,8 +43,8 @@ on_every_queue![servers_that_answer_are_healthy];
 
 async fn inspect_shows_who_holds_and_for_how_long(f: &Fixture) -> Outcome {
     let name = f.name();
-    let reader = f.manager_with(Settings::label("billing-1")).await;
-    let other = f.manager_with(Settings::label("röntgen.2")).await;
+    let reader = f.manager_with_label("billing-1").await;
+    let other = f.manager_with_label("röntgen.2").await;
     let first = reader.read(&name).lease(Duration::from_secs(30)).await?;
     let second = other.read(&name).lease(Duration::from_secs(60)).await?;
     let mut view = f.view(&name).await;
@@ -92,8 +93,7 @@ async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) -> Outc
     operator.force_release(&written).await?;
     operator.force_release(&read).await?;
     for name in [&written, &read] {
-        let guard = operator.try_write(name).await?.expect("free at once");
-        guard.release().await?;
+        operator.try_write(name).await?.expect("free at once").release().await?;
     }
     assert_eq!(soon("word of the force", writer.lost()).await, LossReason::Forced);
     for reader in &readers {
@@ -104,7 +104,7 @@ async fn force_ends_all_holds_and_their_holders_learn_of_it(f: &Fixture) -> Outc
 }
 
 async fn force_tells_whom_it_ended(f: &Fixture) -> Outcome {
-    let holder = f.manager_with(Settings::label("stuck")).await;
+    let holder = f.manager_with_label("stuck").await;
     let (operator, written, read) = (f.manager().await, f.name(), f.name());
     let writer = holder.write(&written).lease(Duration::from_secs(30)).await?;
     let readers = [holder.read(&read).await?, holder.read(&read).await?];
@@ -159,8 +159,7 @@ async fn force_through_the_holders_own_manager_is_known_at_once(f: &Fixture) -> 
 async fn force_lets_waiters_in(f: &Fixture) -> Outcome {
     let ([holder, waiter, operator], name) = f.scene().await;
     let stuck = holder.write(&name).await?;
-    let mut waiting = waiter.read(&name).into_future();
-    stays_pending("a grant beside a writer", &mut waiting).await;
+    let waiting = begin_to_wait("a grant beside a writer", waiter.read(&name)).await;
     operator.force_release(&name).await?;
     let guard = granted(waiting).await;
     assert!(guard.fencing_token() > stuck.fencing_token());
@@ -171,59 +170,48 @@ async fn force_lets_waiters_in(f: &Fixture) -> Outcome {
 async fn force_of_a_free_lock_ends_nothing(f: &Fixture) {
     let ([manager], name) = f.scene().await;
     assert_eq!(manager.force_release(&name).await.expect("forced"), []);
-    let guard = manager.write(&name).await.expect("granted");
-    guard.release().await.expect("no later hold is hit");
+    manager.write(&name).await.expect("granted").release().await.expect("no later hold is hit");
 }
 
 async fn force_of_a_view_ends_what_it_shows(f: &Fixture) -> Outcome {
-    let (holder, operator) = (f.manager_with(Settings::label("stuck")).await, f.manager().await);
+    let (holder, operator) = (f.manager_with_label("stuck").await, f.manager().await);
     for mode in [Mode::Read, Mode::Write] {
         let name = f.name();
-        let (read, write) = match mode {
-            Mode::Read => (Some(holder.read(&name).await?), None),
-            Mode::Write => (None, Some(holder.write(&name).await?)),
-        };
+        let guard = take(&holder, &name, mode).await;
         let view = operator.inspect(&name).await?;
         let ended = operator.force_release_shown(&view).await?;
         let shown: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.mode)).collect();
         assert_eq!(shown, [("stuck", mode)]);
         assert!(operator.inspect(&name).await?.is_free());
         assert_eq!(operator.force_release_shown(&view).await?, [], "they are ended already");
-        drop((read, write));
+        drop(guard);
     }
     Ok(())
 }
 
 async fn force_of_a_view_ends_nothing_newer(f: &Fixture) -> Outcome {
-    let (first, second, operator) = (f.manager().await, f.manager().await, f.manager().await);
-    for is_read in [false, true] {
+    let ([first, second, operator], _) = f.scene().await;
+    for mode in [Mode::Write, Mode::Read] {
         let name = f.name();
         let nobody = operator.inspect(&name).await?;
         let shown = first.write(&name).await?;
         assert_eq!(operator.force_release_shown(&nobody).await?, [], "it showed a free lock");
         let view = operator.inspect(&name).await?;
         shown.release().await?;
-        if is_read {
-            let unseen = second.read(&name).await?;
-            assert_eq!(operator.force_release_shown(&view).await?, []);
-            unseen.release().await.expect("nobody has looked at it");
-        } else {
-            let unseen = second.write(&name).await?;
-            assert_eq!(operator.force_release_shown(&view).await?, []);
-            unseen.release().await.expect("nobody has looked at it");
-        }
+        let unseen = take(&second, &name, mode).await;
+        assert_eq!(operator.force_release_shown(&view).await?, []);
+        unseen.release_unharmed().await;
     }
     Ok(())
 }
 
 async fn release_after_a_force_is_an_error_and_hurts_nobody(f: &Fixture) -> Outcome {
-    let (holder, other, name) = (f.manager().await, f.manager_with(Settings::label("heir")).await, f.name());
+    let (holder, other, name) = (f.manager().await, f.manager_with_label("heir").await, f.name());
     let forced = holder.write(&name).await?;
     other.force_release(&name).await?;
     let heir = other.write(&name).await?;
     assert_eq!(forced.state(), HoldState::Held, "its next renewal has not come yet");
-    let error = forced.release().await.expect_err("it was ended");
-    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    assert_matches!(forced.release().await, Err(Error::Lost { reason: LossReason::Forced, .. }));
     let view = f.view(&name).await;
     assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "heir"));
     heir.release().await?;
@@ -249,8 +237,7 @@ async fn locks_are_listed_by_their_names(f: &Fixture) -> Outcome {
 
 /// A proxy shows the keys of one of its servers, so a list through it would have gaps.
 async fn list_is_refused(manager: &Manager) {
-    let error = manager.locks().await.expect_err("the list would have gaps");
-    assert_matches!(error, Error::Refused { refusal: Refusal::OtherTopology, .. });
+    assert_matches!(manager.locks().await, Err(Error::Refused { refusal: Refusal::OtherTopology, .. }));
 }
 
 async fn locks_beyond_one_page_are_listed(f: &Fixture) {
@@ -282,8 +269,7 @@ async fn stats_count_what_there_is(f: &Fixture) -> Outcome {
     let first = manager.read(&name).owner(owner).await?;
     let second = manager.read(&name).owner(owner).await?;
     let theirs = other.write(&taken).await?;
-    let mut waiting = manager.read(&taken).into_future();
-    stays_pending("a grant beside a writer", &mut waiting).await;
+    let waiting = begin_to_wait("a grant beside a writer", manager.read(&taken)).await;
     let stats = manager.stats();
     assert_eq!((stats.holds, stats.guards, stats.waiters, stats.renewals_late), (1, 2, 1, 0), "{stats:?}");
     assert_eq!(stats.reconnects, 0);
@@ -309,8 +295,7 @@ async fn closed_manager_takes_nothing(f: &Fixture) {
         manager.try_write(&name).await.map(drop),
     ];
     for outcome in outcomes {
-        let error = outcome.expect_err("it is closed");
-        assert_matches!(error, Error::Closed { lock, .. } if **lock == *name);
+        assert_matches!(outcome, Err(Error::Closed { lock, .. }) if **lock == *name);
     }
     f.becomes_free(&name).await;
 }
@@ -318,22 +303,12 @@ async fn closed_manager_takes_nothing(f: &Fixture) {
 async fn close_frees_all_holds_before_it_returns(f: &Fixture) -> Outcome {
     let (manager, other) = (f.manager().await, f.manager().await);
     let names: Vec<String> = (0..40).map(|_| f.name()).collect();
-    let mut watches = Vec::new();
-    let mut guards = Vec::new();
-    for name in &names {
-        let guard = manager.write(name).await?;
-        watches.push(guard.watch());
-        guards.push(guard);
-    }
+    let guards = try_join_all(names.iter().map(|name| manager.write(name).into_future())).await?;
     manager.close().await?;
-    for (name, watch) in names.iter().zip(&watches) {
-        assert_eq!(watch.ended().await, Ended::Lost(LossReason::Closed));
-        let guard = other.try_write(name).await?.expect("free at once");
-        guard.release().await?;
-    }
-    for guard in guards {
-        let error = guard.release().await.expect_err("it was closed");
-        assert_matches!(error, Error::Lost { reason: LossReason::Closed, .. });
+    for (name, guard) in names.iter().zip(guards) {
+        assert_eq!(guard.watch().ended().await, Ended::Lost(LossReason::Closed));
+        other.try_write(name).await?.expect("free at once").release().await?;
+        assert_matches!(guard.release().await, Err(Error::Lost { reason: LossReason::Closed, .. }));
     }
     Ok(())
 }
@@ -341,10 +316,8 @@ async fn close_frees_all_holds_before_it_returns(f: &Fixture) -> Outcome {
 async fn close_tells_waiters(f: &Fixture) -> Outcome {
     let ([manager, other], name) = f.scene().await;
     let guard = other.write(&name).await?;
-    let mut asking = manager.write(&name).into_future();
-    stays_pending("a grant beside a writer", &mut asking).await;
-    let mut queued = manager.read(&name).into_future();
-    start(&mut queued);
+    let asking = begin_to_wait("a grant beside a writer", manager.write(&name)).await;
+    let queued = begin(manager.read(&name));
     manager.close().await?;
     let (asking, queued) = soon("the end of the wait", async { tokio::join!(asking, queued) }).await;
     assert_matches!(asking, Err(Error::Closed { .. }));
@@ -357,8 +330,7 @@ async fn close_tells_waiters(f: &Fixture) -> Outcome {
 async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) -> Outcome {
     let ([manager, other], name) = f.scene().await;
     let guard = manager.write(&name).await?;
-    let mut waiter = other.write(&name).into_future();
-    stays_pending("a grant beside a writer", &mut waiter).await;
+    let waiter = begin_to_wait("a grant beside a writer", other.write(&name)).await;
     let closing = tokio::spawn({
         let manager = Arc::clone(&manager);
         async move { manager.close().await }
@@ -371,15 +343,16 @@ async fn closed_hold_is_lost_before_anybody_else_is_let_in(f: &Fixture) -> Outco
     Ok(())
 }
 
-async fn close_twice_is_as_good_as_once(f: &Fixture) {
+async fn close_twice_is_as_good_as_once(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
-    let guard = manager.read(&name).await.expect("granted");
+    let guard = manager.read(&name).await?;
     let (first, second) = tokio::join!(manager.close(), manager.close());
-    first.expect("closed");
-    second.expect("closed");
-    manager.close().await.expect("closed");
+    first?;
+    second?;
+    manager.close().await?;
     assert_eq!(guard.state(), HoldState::Lost(LossReason::Closed));
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn close_of_one_manager_leaves_others_alone(f: &Fixture) -> Outcome {

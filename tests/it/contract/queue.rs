@@ -1,12 +1,13 @@
 //! Waiting between processes: phase-fair, first come, first served, and without the dead.
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use redis_rwlock::{Error, Mode};
 
 use crate::fixture::{Fixture, Settings, on_every_queue};
-use crate::wait::{Outcome, granted, soon, stays_pending, until};
-use crate::waiting::scene;
+use crate::wait::{Outcome, begin_to_wait, granted, soon, stays_pending, until};
+use crate::waiting::{patient, scene};
 
 on_every_queue![
     waiting_readers_enter_together_after_a_writer,
@@ -23,13 +24,12 @@ on_every_queue![
 async fn waiting_readers_enter_together_after_a_writer(f: &Fixture) -> Outcome {
     let ([a, b, c, d, e], name) = scene(f).await;
     let writing = a.write(&name).await?;
-    let next_writer = f.queued(&name, b.write(&name)).await;
+    let mut next_writer = f.queued(&name, b.write(&name)).await;
     let first = f.queued(&name, c.read(&name)).await;
     let second = f.queued(&name, d.read(&name)).await;
     let third = f.queued(&name, e.read(&name)).await;
     writing.release().await?;
     let guards = [granted(first).await, granted(second).await, granted(third).await];
-    let mut next_writer = next_writer;
     stays_pending("the write", &mut next_writer).await;
     assert!(guards.iter().all(|guard| guard.fencing_token() == guards[0].fencing_token()), "one phase");
     for guard in guards {
@@ -43,13 +43,12 @@ async fn readers_and_writers_take_turns(f: &Fixture) -> Outcome {
     let ([a, b, c, d], name) = scene(f).await;
     let first = a.read(&name).await?;
     let write_one = f.queued(&name, b.write(&name)).await;
-    let write_two = f.queued(&name, c.write(&name)).await;
+    let mut write_two = f.queued(&name, c.write(&name)).await;
     assert!(d.try_read(&name).await?.is_none(), "a writer waits");
     let mut read = f.queued(&name, d.read(&name)).await;
     first.release().await?;
     let one = granted(write_one).await;
     stays_pending("the read", &mut read).await;
-    let mut write_two = write_two;
     one.release().await?;
     let reading = granted(read).await;
     stays_pending("the second write", &mut write_two).await;
@@ -64,13 +63,12 @@ async fn writers_are_served_in_the_order_in_which_they_came(f: &Fixture) {
     let (order, mut served) = tokio::sync::mpsc::unbounded_channel();
     for (n, manager) in managers.iter().enumerate().skip(1) {
         let (writing, order) = (manager.write(&name).into_future(), order.clone());
-        let before = f.view(&name).await.waiters.len();
-        drop(tokio::spawn(async move {
+        let served = async move {
             let guard = writing.await.expect("granted");
-            order.send(n).expect("somebody listens");
+            order.send(n).expect("the case listens");
             guard.release().await.expect("ours to the end");
-        }));
-        until("it waits", async || f.view(&name).await.waiters.len() > before).await;
+        };
+        drop(f.queued(&name, served).await);
     }
     first.release().await.expect("ours to the end");
     for expected in 1..6 {
@@ -116,8 +114,7 @@ async fn waiter_that_gives_up_leaves_its_place_to_the_next_of_its_process(f: &Fi
     let ([a, b, c], name) = scene(f).await;
     let holding = a.write(&name).await?;
     let gives_up = f.queued(&name, b.write(&name)).await;
-    let mut stays = b.write(&name).into_future();
-    stays_pending("the second of the process", &mut stays).await;
+    let stays = begin_to_wait("the second of the process", b.write(&name)).await;
     let mut other = f.queued(&name, c.write(&name)).await;
     gives_up.abort();
     drop(gives_up.await);
@@ -136,9 +133,8 @@ const SKIPPED: Duration = Duration::from_secs(15);
 async fn dead_waiter_is_skipped(f: &Fixture) -> Outcome {
     let ([a, c], name) = scene(f).await;
     let holding = a.write(&name).lease(Duration::from_secs(300)).await?;
-    let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
-    let written = name.clone();
-    process.start(|manager| Box::pin(manager.write(&written).into_future()));
+    let mut process = f.process(patient("dies")).await;
+    process.start_to_write(&name);
     f.until_waiting(1, &name).await;
     let next = f.queued(&name, c.write(&name).lease(Duration::from_secs(300))).await;
     process.die().await;
@@ -152,9 +148,8 @@ async fn dead_waiter_is_skipped(f: &Fixture) -> Outcome {
 async fn writer_that_dies_waiting_lets_the_readers_behind_it_in(f: &Fixture) -> Outcome {
     let ([a, c], name) = scene(f).await;
     let holding = a.read(&name).lease(Duration::from_secs(300)).await?;
-    let mut process = f.process(Settings { lease: Duration::from_secs(300), ..Settings::label("dies") }).await;
-    let written = name.clone();
-    process.start(|manager| Box::pin(manager.write(&written).into_future()));
+    let mut process = f.process(patient("dies")).await;
+    process.start_to_write(&name);
     f.until_waiting(1, &name).await;
     let reader = f.queued(&name, c.read(&name)).await;
     process.die().await;
@@ -167,20 +162,10 @@ async fn silent_death_of_a_holder_is_noticed(f: &Fixture) {
     let ([b], name) = scene(f).await;
     let lease = Duration::from_secs(2);
     let mut process = f.process(Settings { lease, ..Settings::label("dies") }).await;
-    let written = name.clone();
-    let watch = process
-        .run(|manager| {
-            Box::pin(async move {
-                let guard = manager.write(&written).await.expect("granted");
-                let watch = guard.watch();
-                std::mem::forget(guard);
-                watch
-            })
-        })
-        .await;
+    let left = ManuallyDrop::new(process.take(&name, Mode::Write).await);
     let waiting = f.queued(&name, b.write(&name)).await;
     process.die().await;
     let guard = granted(waiting).await;
-    assert!(guard.fencing_token() > watch.fencing_token());
+    assert!(guard.fencing_token() > left.token());
     guard.release().await.expect("ours to the end");
 }

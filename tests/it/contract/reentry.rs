@@ -51,7 +51,7 @@ async fn nested_guards_count_for_a_named_owner(f: &Fixture) -> Outcome {
     let write_in_write = manager.write(&name).owner(owner).try_now().await?.expect("nested");
     assert_eq!(f.view(&name).await.holders.len(), 1);
     for outcome in [first.release().await, read_in_write.release().await, write_in_write.release().await] {
-        outcome.expect("released");
+        outcome?;
     }
     let first = manager.read(&name).owner(owner).await?;
     let read_in_read = manager.read(&name).owner(owner).await?;
@@ -61,20 +61,19 @@ async fn nested_guards_count_for_a_named_owner(f: &Fixture) -> Outcome {
     Ok(())
 }
 
-async fn write_in_a_read_is_a_conflict_at_once(f: &Fixture) {
+async fn write_in_a_read_is_a_conflict_at_once(f: &Fixture) -> Outcome {
     let (manager, name, owner) = (f.manager().await, f.name(), OwnerId::new());
-    let reader = manager.read(&name).reentrant().await.expect("granted");
+    let reader = manager.read(&name).reentrant().await?;
     let error = manager.write(&name).reentrant().await.expect_err("it would wait for itself");
     assert_matches!(error, Error::UpgradeConflict { lock, .. } if **lock == *name);
-    let error = manager.write(&name).reentrant().try_now().await.expect_err("not merely taken");
-    assert_matches!(error, Error::UpgradeConflict { .. });
-    reader.release().await.expect("untouched");
+    assert_matches!(manager.write(&name).reentrant().try_now().await, Err(Error::UpgradeConflict { .. }));
+    reader.release().await?;
 
-    let reader = manager.read(&name).owner(owner).await.expect("granted");
-    let error = manager.write(&name).owner(owner).await.expect_err("it would wait for itself");
-    assert_matches!(error, Error::UpgradeConflict { .. });
-    reader.release().await.expect("untouched");
+    let reader = manager.read(&name).owner(owner).await?;
+    assert_matches!(manager.write(&name).owner(owner).await, Err(Error::UpgradeConflict { .. }));
+    reader.release().await?;
     f.becomes_free(&name).await;
+    Ok(())
 }
 
 async fn hold_ends_with_the_last_guard_in_any_order(f: &Fixture) -> Outcome {
@@ -87,8 +86,7 @@ async fn hold_ends_with_the_last_guard_in_any_order(f: &Fixture) -> Outcome {
     inner.release().await?;
     assert!(other.try_read(&name).await?.is_none(), "a write hold until its last guard");
     middle.release().await?;
-    let guard = other.try_write(&name).await?.expect("free at once");
-    guard.release().await?;
+    other.try_write(&name).await?.expect("free at once").release().await?;
     Ok(())
 }
 

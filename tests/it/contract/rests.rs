@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use redis_rwlock::{Error, LossReason, Mode, Reentry};
 
+use crate::cancellation::each_cut;
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Dropped, Outcome, Polled, Stalls, granted, soon, start, until};
+use crate::wait::{Outcome, Stalls, begin, granted, soon, until};
 
 on_every_queue![
     released_lock_rests_for_everybody_until_its_time,
@@ -37,7 +39,7 @@ async fn rests(f: &Fixture, name: &str) -> bool {
 }
 
 async fn released_lock_rests_for_everybody_until_its_time(f: &Fixture) -> Outcome {
-    let (manager, other, name) = (f.manager_with(Settings::label("nightly")).await, f.manager().await, f.name());
+    let (manager, other, name) = f.pair(Settings::label("nightly")).await;
     let began = Instant::now();
     let guard = manager.write(&name).at_least(SHORT).await?;
     assert!(!rests(f, &name).await, "somebody is inside");
@@ -92,41 +94,35 @@ async fn rest_of_a_dead_process_stays(f: &Fixture) {
 }
 
 async fn force_ends_a_rest(f: &Fixture) -> Outcome {
-    let (manager, operator, name) = (f.manager_with(Settings::label("nightly")).await, f.manager().await, f.name());
+    let (manager, operator, name) = f.pair(Settings::label("nightly")).await;
     manager.write(&name).at_least(LONG).await?.release().await?;
     let ended = operator.force_release(&name).await?;
     let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.resting)).collect();
     assert_eq!(told, [("nightly", true)]);
-    let guard = manager.try_write(&name).await?.expect("free at once");
-    guard.release().await?;
+    manager.try_write(&name).await?.expect("free at once").release().await?;
     Ok(())
 }
 
-async fn cancelled_acquisition_leaves_no_rest(f: &Fixture) {
+async fn cancelled_acquisition_leaves_no_rest(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
-    let mut is_granted = 0;
-    for polls in 0..12 {
-        for dropped in Dropped::EITHER {
-            let guard = Polled::then(polls, dropped, manager.write(&name).at_least(LONG).into_future()).await;
-            match guard {
-                Some(guard) => {
-                    is_granted += 1;
-                    guard.expect("granted").release_at_once().await.expect("ours to the end");
-                }
-                None => manager.flush().await.expect("given back"),
-            }
-            until("the lock is free", async || f.view(&name).await.is_free()).await;
+    each_cut(async |cut| {
+        let guard = cut.of(manager.write(&name).at_least(LONG).into_future()).await.transpose()?;
+        let is_granted = guard.is_some();
+        match guard {
+            Some(guard) => guard.release_at_once().await?,
+            None => manager.flush().await?,
         }
-    }
-    assert!(is_granted > 0, "the last ones are polled to their end");
+        until("the lock is free", async || f.view(&name).await.is_free()).await;
+        Ok(is_granted)
+    })
+    .await
 }
 
 async fn release_at_once_leaves_no_rest(f: &Fixture) -> Outcome {
     let ([manager, other], name) = f.scene().await;
     let guard = manager.write(&name).at_least(LONG).await?;
     guard.release_at_once().await?;
-    let guard = other.try_write(&name).await?.expect("free at once");
-    guard.release().await?;
+    other.try_write(&name).await?.expect("free at once").release().await?;
     Ok(())
 }
 
@@ -156,8 +152,7 @@ async fn next_writer_of_the_process_waits_for_the_end_of_the_rest(f: &Fixture) -
     let ([manager], name) = f.scene().await;
     let began = Instant::now();
     let guard = manager.write(&name).at_least(SHORT).await?;
-    let mut next = manager.write(&name).into_future();
-    start(&mut next);
+    let next = begin(manager.write(&name));
     guard.release().await?;
     let next = granted(next).await;
     assert!(began.elapsed() >= SHORT, "{:?}", began.elapsed());
@@ -185,17 +180,12 @@ async fn crontab(manager: Manager, name: String, began: Instant, behind: Duratio
 
 async fn job_on_three_machines_runs_once_a_minute(f: &Fixture) {
     // A busy machine answers late.
-    let settings = || Settings { response_timeout: Duration::from_secs(4), ..Settings::default() };
-    let [first, second, third] =
-        [f.manager_with(settings()).await, f.manager_with(settings()).await, f.manager_with(settings()).await];
-    let (name, began, stalls) = (f.name(), Instant::now() + Duration::from_millis(200), Stalls::begin());
-    let behind = Duration::from_millis(125);
-    let (first, second, third) = tokio::join!(
-        crontab(first, name.clone(), began, Duration::ZERO),
-        crontab(second, name.clone(), began, behind),
-        crontab(third, name.clone(), began, behind * 2),
-    );
-    let mut runs = [first, second, third].concat();
+    let settings = Settings { response_timeout: Duration::from_secs(4), ..Settings::default() };
+    let (managers, name) = f.scene_with::<3>(settings).await;
+    let (began, stalls) = (Instant::now() + Duration::from_millis(200), Stalls::begin());
+    let machines = (0..).zip(managers);
+    let jobs = machines.map(|(n, manager)| crontab(manager, name.clone(), began, Duration::from_millis(125) * n));
+    let mut runs = join_all(jobs).await.concat();
     runs.sort_unstable();
     let stalled = stalls.end();
     println!("the job ran in {runs:?}; the machine stood still for {stalled:?}");
@@ -237,10 +227,9 @@ async fn hold_with_a_rest_neither_nests_nor_converts(f: &Fixture) -> Outcome {
     let other = f.name();
     let Some(guard) = take(f, &manager, &other).await else { return Ok(()) };
     let refused = guard.downgrade().await.expect_err("it stays exclusive");
-    assert!(matches!(refused.error(), Error::InvalidOption { option: "at_least", .. }), "{refused:?}");
+    assert_matches!(refused.error(), Error::InvalidOption { option: "at_least", .. });
     let inner = manager.read(&other).await?;
-    let guard = refused.into_guard();
-    guard.release().await?;
+    refused.into_guard().release().await?;
     inner.release().await?;
     assert!(rests(f, &other).await, "after the last guard");
     Ok(())

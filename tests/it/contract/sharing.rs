@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis_rwlock::{HoldState, LossReason};
 
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_own_format, on_every_queue};
-use crate::wait::{Outcome, granted, soon, stays_pending};
+use crate::wait::{Outcome, begin, begin_to_wait, granted, soon, stays_pending};
 
 on_every_fixture![
     readers_of_a_process_are_one_holder,
@@ -115,12 +115,10 @@ async fn forgotten_guard_does_not_cut_its_neighbours(f: &Fixture) -> Outcome {
 const LONG: Duration = Duration::from_secs(60);
 
 async fn reader_that_enters_with_anothers_hold_has_half_of_its_lease(f: &Fixture) -> Outcome {
-    let (here, there, name) = (f.manager_with(Settings::lease(RENEWED)).await, f.manager().await, f.name());
+    let (here, there, name) = f.pair(Settings::lease(RENEWED)).await;
     let writing = there.write(&name).await?;
-    let mut first = here.read(&name).into_future();
-    stays_pending("the first", &mut first).await;
-    let mut second = here.read(&name).lease(LONG).into_future();
-    stays_pending("the second", &mut second).await;
+    let first = begin_to_wait("the first", here.read(&name)).await;
+    let second = begin_to_wait("the second", here.read(&name).lease(LONG)).await;
     writing.release().await?;
     let first = granted(first).await;
     let second = soon("the second", second).await?;
@@ -135,8 +133,7 @@ async fn writer_that_goes_on_with_anothers_hold_has_half_of_its_lease(f: &Fixtur
     let ([manager], name) = f.scene_with(Settings::lease(RENEWED)).await;
     for _ in 0..20 {
         let first = manager.write(&name).await.expect("granted");
-        let mut second = manager.write(&name).lease(LONG).into_future();
-        crate::wait::start(&mut second);
+        let second = begin(manager.write(&name).lease(LONG));
         // At once, so that it is handed on within this process where there are turns.
         drop(first);
         let second = granted(second).await;
@@ -147,12 +144,10 @@ async fn writer_that_goes_on_with_anothers_hold_has_half_of_its_lease(f: &Fixtur
 }
 
 async fn writer_that_goes_on_with_a_claim_has_half_of_its_lease(f: &Fixture) -> Outcome {
-    let (here, there, name) = (f.manager_with(Settings::lease(LONG)).await, f.manager().await, f.name());
+    let (here, there, name) = f.pair(Settings::lease(LONG)).await;
     let elsewhere = there.write(&name).await?;
-    let mut first = here.write(&name).into_future();
-    stays_pending("the first", &mut first).await;
-    let mut second = here.write(&name).into_future();
-    stays_pending("the second", &mut second).await;
+    let first = begin_to_wait("the first", here.write(&name)).await;
+    let second = begin_to_wait("the second", here.write(&name)).await;
     let first = tokio::spawn(async move { first.await.expect("granted").release().await });
     elsewhere.release().await?;
     let second = granted(second).await;
@@ -202,10 +197,8 @@ async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
     let ([manager], name) = f.scene().await;
     for _ in 0..20 {
         let first = manager.write(&name).await.expect("granted");
-        let mut second = manager.write(&name).into_future();
-        crate::wait::start(&mut second);
-        let mut third = manager.write(&name).into_future();
-        crate::wait::start(&mut third);
+        let second = begin(manager.write(&name));
+        let third = begin(manager.write(&name));
         // At once, so that it is handed on within this process where there are turns.
         drop(first);
         drop(second);
@@ -216,12 +209,11 @@ async fn writer_that_is_handed_the_lock_and_dropped_passes_it_on(f: &Fixture) {
 
 async fn reader_beside_a_waiting_writer_elsewhere_does_not_join(f: &Fixture) -> Outcome {
     let window = Settings { join_window: Duration::ZERO, ..Settings::default() };
-    let (here, there, name) = (f.manager_with(window).await, f.manager().await, f.name());
+    let (here, there, name) = f.pair(window).await;
     let reading = here.read(&name).await?;
     let joined = here.read(&name).await.expect("nobody waits: it is asked and joins");
     let writer = f.queued(&name, there.write(&name)).await;
-    let mut late = here.read(&name).into_future();
-    stays_pending("the read", &mut late).await;
+    let mut late = begin_to_wait("the read", here.read(&name)).await;
     reading.release().await?;
     stays_pending("the read", &mut late).await;
     joined.release().await?;

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use redis_rwlock::{Error, LossReason, Mode, Reentry};
 
+use crate::cancellation::each_cut;
 use crate::fixture::{Fixture, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Dropped, Outcome, Polled, granted, until};
+use crate::wait::{Outcome, granted, until};
 
 on_every_queue![
     ticket_keeps_others_out_until_another_process_adopts_it,
@@ -26,7 +27,7 @@ on_every_fixture![guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent
 const LONG: Duration = Duration::from_secs(300);
 
 async fn ticket_keeps_others_out_until_another_process_adopts_it(f: &Fixture) -> Outcome {
-    let (manager, worker, name) = (f.manager_with(Settings::label("web")).await, f.manager().await, f.name());
+    let (manager, worker, name) = f.pair(Settings::label("web")).await;
     let guard = manager.write(&name).await?;
     let token = guard.fencing_token();
     let ticket = guard.detach(LONG).await?;
@@ -80,8 +81,7 @@ async fn ticket_works_once(f: &Fixture) -> Outcome {
     };
     assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
     guard.release().await?;
-    let error = manager.adopt_write(ticket).await.expect_err("it was used");
-    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    assert_matches!(manager.adopt_write(ticket).await, Err(Error::Lost { reason: LossReason::Gone, .. }));
     assert!(f.view(&name).await.is_free());
     Ok(())
 }
@@ -113,20 +113,18 @@ async fn unused_ticket_ends_with_its_time(f: &Fixture) -> Outcome {
     manager.close().await.expect("`close` leaves it");
     let next = granted(f.manager().await.write(&name)).await;
     assert!(began.elapsed() >= valid_for, "{:?}", began.elapsed());
-    let error = f.manager().await.adopt_write(ticket).await.expect_err("it is over");
-    assert_matches!(error, Error::Lost { reason: LossReason::Gone, .. });
+    assert_matches!(f.manager().await.adopt_write(ticket).await, Err(Error::Lost { reason: LossReason::Gone, .. }));
     next.release().await?;
     Ok(())
 }
 
 async fn force_ends_a_ticket(f: &Fixture) -> Outcome {
-    let (manager, operator, name) = (f.manager_with(Settings::label("web")).await, f.manager().await, f.name());
+    let (manager, operator, name) = f.pair(Settings::label("web")).await;
     let ticket = manager.write(&name).await?.detach(LONG).await?;
     let ended = operator.force_release(&name).await?;
     let told: Vec<_> = ended.iter().map(|holder| (&*holder.label, holder.detached)).collect();
     assert_eq!(told, [("web", true)]);
-    let error = manager.adopt_write(ticket).await.expect_err("it is over");
-    assert_matches!(error, Error::Lost { reason: LossReason::Forced, .. });
+    assert_matches!(manager.adopt_write(ticket).await, Err(Error::Lost { reason: LossReason::Forced, .. }));
     manager.try_write(&name).await?.expect("free").release().await?;
     Ok(())
 }
@@ -146,43 +144,37 @@ async fn waiter_gets_the_lock_after_the_adopter(f: &Fixture) -> Outcome {
 
 async fn cancelled_detachment_leaves_nothing(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
-    let mut detached = 0;
-    for polls in 0..8 {
-        for dropped in Dropped::EITHER {
-            let guard = manager.write(&name).await?;
-            match Polled::then(polls, dropped, guard.detach(LONG)).await {
-                Some(ticket) => {
-                    detached += 1;
-                    let guard = manager.adopt_write(ticket.expect("detached")).await?;
-                    guard.release().await?;
-                }
-                None => manager.flush().await?,
-            }
-            until("the lock is free", async || f.view(&name).await.is_free()).await;
+    each_cut(async |cut| {
+        let guard = manager.write(&name).await?;
+        let ticket = cut.of(guard.detach(LONG)).await.transpose()?;
+        let is_detached = ticket.is_some();
+        match ticket {
+            Some(ticket) => manager.adopt_write(ticket).await?.release().await?,
+            None => manager.flush().await?,
         }
-    }
-    assert!(detached > 0, "the last ones are polled to their end");
-    Ok(())
+        until("the lock is free", async || f.view(&name).await.is_free()).await;
+        Ok(is_detached)
+    })
+    .await
 }
 
 async fn cancelled_adoption_leaves_nothing(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
-    let mut adopted = 0;
-    for polls in 1..8 {
-        for dropped in Dropped::EITHER {
-            let ticket = manager.write(&name).await?.detach(LONG).await?;
-            match Polled::then(polls, dropped, manager.adopt_write(ticket)).await {
-                Some(guard) => {
-                    adopted += 1;
-                    guard.expect("adopted").release().await?;
-                }
-                None => manager.flush().await?,
-            }
-            until("the lock is free", async || f.view(&name).await.is_free()).await;
+    each_cut(async |cut| {
+        if cut.polls == 0 {
+            return Ok(false); // the ticket is not used
         }
-    }
-    assert!(adopted > 0, "the last ones are polled to their end");
-    Ok(())
+        let ticket = manager.write(&name).await?.detach(LONG).await?;
+        let guard = cut.of(manager.adopt_write(ticket)).await.transpose()?;
+        let is_adopted = guard.is_some();
+        match guard {
+            Some(guard) => guard.release().await?,
+            None => manager.flush().await?,
+        }
+        until("the lock is free", async || f.view(&name).await.is_free()).await;
+        Ok(is_adopted)
+    })
+    .await
 }
 
 async fn guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent(f: &Fixture) -> Outcome {
@@ -210,7 +202,7 @@ async fn guard_passes_by_a_ticket_or_is_refused_before_anything_is_sent(f: &Fixt
     let resting = manager.write(&name).at_least(LONG).try_now().await;
     if let Ok(Some(guard)) = resting {
         let refused = guard.detach(LONG).await.expect_err("it rests");
-        assert!(matches!(refused.error(), Error::InvalidOption { option: "detach", .. }), "{refused:?}");
+        assert_matches!(refused.error(), Error::InvalidOption { option: "detach", .. });
         refused.into_guard().release_at_once().await?;
     }
     until("the lock is free", async || f.view(&name).await.is_free()).await;

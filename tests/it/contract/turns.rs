@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode};
+use redis_rwlock::{Ended, Error, HoldState, LossReason, Mode, ReadGuard, WriteGuard};
 
+use crate::cancellation::each_cut;
 use crate::fixture::{Fixture, RENEWED, SHORT, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Outcome, granted, soon, stays_pending};
+use crate::wait::{Acquired, Outcome, begin_to_wait, granted, soon, stays_pending};
 
 on_every_fixture![
     downgraded_guard_reads_on_and_lets_readers_in,
@@ -61,46 +62,43 @@ async fn upgrade_beside_a_reader_is_a_conflict_and_reads_on(f: &Fixture) -> Outc
         let reading = here.read(&name).await?;
         let beside = other.read(&name).await?;
         let refused = reading.try_upgrade().await.expect_err("another reads");
-        assert!(matches!(refused.error(), Error::UpgradeConflict { lock, .. } if **lock == *name), "{refused:?}");
+        assert_matches!(refused.error(), Error::UpgradeConflict { lock, .. } if **lock == *name);
         let reading = refused.into_guard();
         assert_eq!(reading.state(), HoldState::Held);
         assert!(there.try_write(&name).await?.is_none());
         beside.release().await?;
-        let writing = reading.try_upgrade().await.expect("the only reader now");
-        writing.release().await?;
+        reading.try_upgrade().await.expect("the only reader now").release().await?;
     }
     f.becomes_free(&name).await;
+    Ok(())
+}
+
+async fn is_refused_beside(waiting: impl Future<Output: Acquired<Guard = WriteGuard>>, reading: ReadGuard) -> Outcome {
+    let refused = reading.try_upgrade().await.expect_err("a writer waits");
+    assert_matches!(refused.error(), Error::UpgradeConflict { .. });
+    refused.into_guard().release().await?;
+    granted(waiting).await.release().await?;
     Ok(())
 }
 
 async fn upgrade_is_refused_while_a_writer_waits_here(f: &Fixture) -> Outcome {
     let ([manager], name) = f.scene().await;
     let reading = manager.read(&name).await?;
-    let mut waiting = manager.write(&name).into_future();
-    stays_pending("the write", &mut waiting).await;
-    let refused = reading.try_upgrade().await.expect_err("a writer waits");
-    assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
-    refused.into_guard().release().await?;
-    granted(waiting).await.release().await?;
-    Ok(())
+    let waiting = begin_to_wait("the write", manager.write(&name)).await;
+    is_refused_beside(waiting, reading).await
 }
 
 async fn upgrade_is_refused_while_a_writer_waits_elsewhere(f: &Fixture) -> Outcome {
     let ([here, there], name) = f.scene().await;
     let reading = here.read(&name).await?;
     let waiting = f.queued(&name, there.write(&name)).await;
-    let refused = reading.try_upgrade().await.expect_err("a writer waits");
-    assert!(matches!(refused.error(), Error::UpgradeConflict { .. }), "{refused:?}");
-    refused.into_guard().release().await?;
-    granted(waiting).await.release().await?;
-    Ok(())
+    is_refused_beside(waiting, reading).await
 }
 
 async fn downgrade_lets_waiting_readers_in_before_waiting_writers(f: &Fixture) -> Outcome {
     let ([a, b, c], name) = f.scene().await;
     let writing = a.write(&name).await?;
-    let mut writer = b.write(&name).into_future();
-    stays_pending("the write", &mut writer).await;
+    let mut writer = begin_to_wait("the write", b.write(&name)).await;
     let reader = tokio::spawn(c.read(&name).into_future());
     let here = tokio::spawn(a.read(&name).into_future());
     f.until_waiting(3, &name).await;
@@ -143,13 +141,13 @@ async fn turn_of_a_lost_guard_is_an_error_with_the_guard(f: &Fixture) -> Outcome
     let writing = manager.write(&name).max_hold(SHORT).await?;
     assert_eq!(soon("the loss", writing.lost()).await, LossReason::MaxHold);
     let error = writing.downgrade().await.expect_err("it is over");
-    assert!(matches!(error.error(), Error::Lost { reason: LossReason::MaxHold, .. }), "{error:?}");
+    assert_matches!(error.error(), Error::Lost { reason: LossReason::MaxHold, .. });
     drop(error.into_guard());
     f.becomes_free(&name).await;
     let reading = manager.read(&name).await?;
     f.manager().await.force_release(&name).await?;
     let error = reading.try_upgrade().await.expect_err("it is over");
-    assert!(matches!(error.error(), Error::Lost { reason: LossReason::Forced, .. }), "{error:?}");
+    assert_matches!(error.error(), Error::Lost { reason: LossReason::Forced, .. });
     drop(error);
     f.becomes_free(&name).await;
     Ok(())
@@ -169,26 +167,20 @@ async fn nested_guards_only_count_when_they_turn(f: &Fixture) -> Outcome {
 }
 
 /// A lease beyond all bounds: what goes away has been given back.
-async fn turn_dropped_at_any_poll_leaves_nothing(f: &Fixture) {
-    use crate::wait::{Dropped, Polled};
+async fn turn_dropped_at_any_poll_leaves_nothing(f: &Fixture) -> Outcome {
     let (manager, name) = (f.manager_with(Settings::lease(Duration::from_secs(300))).await, f.name());
-    for dropped in Dropped::EITHER {
-        for mode in [Mode::Write, Mode::Read] {
-            let mut polls = 0;
-            loop {
-                let ended = if mode == Mode::Write {
-                    let guard = manager.write(&name).await.expect("granted");
-                    soon("the poll", Polled::then(polls, dropped, Box::pin(guard.downgrade()))).await.is_some()
-                } else {
-                    let guard = manager.read(&name).await.expect("granted");
-                    soon("the poll", Polled::then(polls, dropped, Box::pin(guard.try_upgrade()))).await.is_some()
-                };
-                f.becomes_free(&name).await;
-                polls += 1;
-                if ended {
-                    break;
-                }
-            }
-        }
-    }
+    each_cut(async |cut| {
+        let guard = manager.write(&name).await?;
+        let is_converted = cut.of(Box::pin(guard.downgrade())).await.is_some();
+        f.becomes_free(&name).await;
+        Ok(is_converted)
+    })
+    .await?;
+    each_cut(async |cut| {
+        let guard = manager.read(&name).await?;
+        let is_converted = cut.of(Box::pin(guard.try_upgrade())).await.is_some();
+        f.becomes_free(&name).await;
+        Ok(is_converted)
+    })
+    .await
 }

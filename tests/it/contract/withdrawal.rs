@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis_rwlock::{Acquiring, Error, Guard, LockView, WriteGuard};
+use redis_rwlock::{Error, LockView, Mode, WriteGuard};
 
 use crate::fixture::{Fixture, Manager, Settings, on_every_fixture};
 use crate::wait::{BOUND, Outcome};
@@ -21,15 +21,20 @@ fn rounds(f: &Fixture) -> usize {
 /// Long enough for a place in the queue on a quiet machine; what a busy one makes of it is covered all the same.
 const LIMIT: Duration = Duration::from_millis(10);
 const GIVES_UP: &str = "gives-up";
+/// Modes in the order of the rounds.
+const EITHER: [Mode; 2] = [Mode::Write, Mode::Read];
 
 /// Nothing goes away by itself while a case looks.
 async fn patient(f: &Fixture, label: &str) -> Manager {
     f.manager_with(Settings { lease: Duration::from_secs(300), ..Settings::label(label) }).await
 }
 
-async fn gives_up<G: Guard>(acquiring: Acquiring<G>) {
-    let error = acquiring.await.expect_err("others hold it");
-    assert_matches!(error, Error::WaitTimeout { confirmed: true, .. });
+async fn gives_up(caller: &Manager, name: &str, mode: Mode) {
+    let outcome = match mode {
+        Mode::Read => caller.read(name).wait_timeout(LIMIT).await.map(drop),
+        Mode::Write => caller.write(name).wait_timeout(LIMIT).await.map(drop),
+    };
+    assert_matches!(outcome, Err(Error::WaitTimeout { confirmed: true, .. }));
 }
 
 fn assert_nothing_of_the_caller(view: &LockView, round: usize) {
@@ -41,11 +46,7 @@ async fn caller_that_gave_up_has_no_place_and_no_hold(f: &Fixture) -> Outcome {
     let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
     for round in 0..rounds(f) {
         let guard = holder.write(&name).await?;
-        if round % 2 == 0 {
-            gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
-        } else {
-            gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
-        }
+        gives_up(&caller, &name, EITHER[round % 2]).await;
         assert_nothing_of_the_caller(&holder.inspect(&name).await?, round);
         guard.release().await?;
         assert_nothing_of_the_caller(&holder.inspect(&name).await?, round);
@@ -57,10 +58,9 @@ async fn sole_reader_upgrades_right_after_a_writer_gave_up(f: &Fixture) {
     let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
     for round in 0..rounds(f) {
         let reading = holder.read(&name).await.expect("granted");
-        gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
+        gives_up(&caller, &name, Mode::Write).await;
         let writing = reading.try_upgrade().await;
-        let writing = writing.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
-        writing.release().await.expect("ours to the end");
+        writing.unwrap_or_else(|error| panic!("round {round}: {error:?}")).release().await.expect("ours to the end");
     }
 }
 
@@ -77,14 +77,9 @@ async fn lock_can_be_taken_right_after_a_waiter_gave_up(f: &Fixture) -> Outcome 
     let (holder, caller, name) = (patient(f, "holder").await, patient(f, GIVES_UP).await, f.name());
     for round in 0..rounds(f) {
         let guard = holder.write(&name).await?;
-        if round % 2 == 0 {
-            gives_up(caller.read(&name).wait_timeout(LIMIT).into_future()).await;
-        } else {
-            gives_up(caller.write(&name).wait_timeout(LIMIT).into_future()).await;
-        }
+        gives_up(&caller, &name, EITHER[round % 2]).await;
         guard.release().await?;
-        let again = taken(f, &holder, &name).await.unwrap_or_else(|| panic!("round {round}: somebody has it"));
-        again.release().await?;
+        taken(f, &holder, &name).await.unwrap_or_else(|| panic!("round {round}: somebody has it")).release().await?;
     }
     Ok(())
 }

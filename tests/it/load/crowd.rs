@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::*;
-use crate::wait::start;
+use crate::wait::{Outcome, start};
 
 crate::fixture::on_two_threads![
     local_waiters_behind_one_that_asks_come_and_go_without_a_script,
@@ -34,7 +34,7 @@ async fn local_waiters_behind_one_that_asks_come_and_go_without_a_script() {
     held.release().await.expect("released");
 }
 
-async fn waiters_of_many_locks_subscribe_once_each_on_one_connection() {
+async fn waiters_of_many_locks_subscribe_once_each_on_one_connection() -> Outcome {
     let (node, fixture) = proxied_node();
     let (holder, manager) = (fixture.manager().await, fixture.manager().await);
     warm(&holder).await;
@@ -46,8 +46,9 @@ async fn waiters_of_many_locks_subscribe_once_each_on_one_connection() {
     until("all subscribe", async || proxy.requests_seen(subscriptions.clone()) >= 500).await;
     drop(held);
     while let Some(granted) = waiters.join_next().await {
-        granted.expect("no panic").expect("granted").release().await.expect("released");
+        granted??.release().await?;
     }
     assert_eq!(proxy.requests_seen(subscriptions), 500, "each subscribes once");
     assert_eq!(proxy.connections_made() - connections, 1, "all share one connection");
+    Ok(())
 }

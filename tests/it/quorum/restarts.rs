@@ -29,10 +29,8 @@ async fn second_majority(with: impl Fn(Builder<QuorumManager>) -> Builder<Quorum
     let field = Field::start(5);
     let (first, second) = (manager_of(&field, &with).await, manager_of(&field, &with).await);
     until("the masters may vote", async || first.try_read("other").await.is_ok_and(|guard| guard.is_some())).await;
-    let mut others = Vec::new();
-    for master in 3..5 {
-        others.push(field.at(master).await.write("cfg").await.expect("free"));
-    }
+    let there = field.at_each().await;
+    let others = [there[3].write("cfg").await.expect("free"), there[4].write("cfg").await.expect("free")];
     let guard = first.write("cfg").await.expect("three are free");
     for other in others {
         other.release().await.expect("released");

@@ -79,7 +79,7 @@ async fn fails(topology: &Topology, unreachable_after: Duration, shown: &mut Sho
 
 fn assert_unauthenticated(errors: &[Error]) {
     for error in errors {
-        assert_refused(&error, Refusal::Unauthenticated);
+        assert_refused(error, Refusal::Unauthenticated);
     }
 }
 

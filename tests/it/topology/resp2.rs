@@ -79,7 +79,7 @@ async fn cached_hold_is_recalled_in_resp2() {
 }
 
 async fn cached_hold_is_recalled(node: &Node) {
-    let fixture = hash_on(&node);
+    let fixture = hash_on(node);
     let caching = Settings { cache_for: Duration::from_secs(300), ..Settings::default() };
     let (first, second) = (fixture.manager_with(caching.clone()).await, fixture.manager_with(caching).await);
     let name = fixture.name();

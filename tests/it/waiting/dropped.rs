@@ -10,17 +10,9 @@ use redis_rwlock::Mode;
 
 use super::{MACHINE, patient, recorded};
 use crate::either::{AnyGuard, take};
-use crate::fixture::{Manager, ServerFixture};
+use crate::fixture::{Manager, ServerFixture, proxied_on_every_hash};
 use crate::wait::{BOUND, soon, until};
 use crate::wire::{is_applied, is_held};
-
-macro_rules! proxied_on_every_hash {
-    ($($case:ident),+ $(,)?) => {$(
-        mod $case {
-            $crate::fixture::on_hash!($case, proxied);
-        }
-    )+};
-}
 
 proxied_on_every_hash![
     dropped_with_the_reply_to_its_first_question_on_its_way,
@@ -49,7 +41,7 @@ struct Scene<'a> {
     proxy: &'a Proxy,
 }
 
-type Waiting<'a> = Pin<Box<dyn Future<Output = AnyGuard> + 'a>>;
+type Waiting<'a> = Pin<Box<dyn Future<Output = AnyGuard> + Send + 'a>>;
 
 /// Polls a waiter until something happens.
 async fn polled_until(waiting: &mut Waiting<'_>, event: impl Future<Output = ()>) {
