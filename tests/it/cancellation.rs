@@ -69,7 +69,10 @@ pub async fn each_cut(mut step: impl AsyncFnMut(Cut) -> Result<bool, Failure>) -
 }
 
 /// Drops the future that `make` makes at each cut, and asserts that the lock becomes free.
-async fn each_cut_leaves_nothing<F: Future>(f: &Fixture, name: &str, make: impl Fn() -> F) -> Outcome {
+async fn each_cut_leaves_nothing<F>(f: &Fixture, name: &str, make: impl Fn() -> F + Send + Sync) -> Outcome
+where
+    F: Future<Output: Send> + Send,
+{
     each_cut(async |cut| {
         let ended = cut.of(make()).await.is_some();
         f.becomes_free(name).await;

@@ -4,8 +4,7 @@
 //! A proxy holds the requests, and a copy of one arrives when the case orders it. A case checks the stored state of the
 //! server, and the guards of other processes, which must stay valid.
 
-use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use cluster_testenv::{Fault, HeldRequest, Matcher, Proxy};
@@ -80,7 +79,7 @@ struct Lock<'a> {
     name: String,
     one: Manager,
     two: Manager,
-    tokens: RefCell<Vec<FencingToken>>,
+    tokens: Mutex<Vec<FencingToken>>,
 }
 
 impl<'a> Lock<'a> {
@@ -89,7 +88,7 @@ impl<'a> Lock<'a> {
     }
 
     async fn with(f: &'a ServerFixture, one: Manager) -> Self {
-        Self { f, name: f.name(), one, two: f.manager_with(settings_of("two")).await, tokens: RefCell::default() }
+        Self { f, name: f.name(), one, two: f.manager_with(settings_of("two")).await, tokens: Mutex::default() }
     }
 
     fn proxy(&self) -> &Proxy {
@@ -104,9 +103,13 @@ impl<'a> Lock<'a> {
         self.requests(script).and(".one")
     }
 
+    fn tokens(&self) -> MutexGuard<'_, Vec<FencingToken>> {
+        self.tokens.lock().expect("no case fails meanwhile")
+    }
+
     /// Notes the token of a new guard, and returns it.
     fn note(&self, guard: AnyGuard) -> AnyGuard {
-        self.tokens.borrow_mut().push(guard.token());
+        self.tokens().push(guard.token());
         guard
     }
 
@@ -131,14 +134,14 @@ impl<'a> Lock<'a> {
     /// Asserts that the last guard has the only hold.
     async fn has_one_hold(&self) {
         let view = self.f.view(&self.name).await;
-        assert_eq!((view.holders.len(), view.last_token), (1, self.tokens.borrow().last().copied()));
+        assert_eq!((view.holders.len(), view.last_token), (1, self.tokens().last().copied()));
     }
 
     /// Asserts that a copy was granted a hold, which the last release ends far sooner than its lease ends.
     async fn has_a_hold_until_the_last_leave(&self) {
         let view = self.f.view(&self.name).await;
         assert_eq!((view.holders.len(), &*view.holders[0].label), (1, "one"));
-        self.tokens.borrow_mut().extend(view.last_token);
+        self.tokens().extend(view.last_token);
         until("the last leave", async || self.is_free().await).await;
     }
 
@@ -154,7 +157,7 @@ impl<'a> Lock<'a> {
     async fn goes_on(&self) {
         self.f.becomes_free(&self.name).await;
         self.take(&self.f.manager().await, Mode::Write).await.release_unharmed().await;
-        assert!(self.tokens.borrow().is_sorted_by(|a, b| a < b), "{:?}", self.tokens);
+        assert!(self.tokens().is_sorted_by(|a, b| a < b), "{:?}", self.tokens());
     }
 
     /// Releases the last guard, and asserts that the lock goes on.
@@ -200,7 +203,7 @@ async fn copy_of_an_acquire_within_its_limit_is_the_same_hold(f: &ServerFixture)
         is_applied(&reply).await;
         let token = f.view(&lock.name).await.last_token;
         assert_eq!(copy.arrives(f, &lock.name), "granted");
-        lock.tokens.borrow_mut().extend(token);
+        lock.tokens().extend(token);
         lock.has_one_hold().await;
         reply.release();
         let guard = taking.await.expect("no panic");
@@ -333,7 +336,7 @@ async fn acquire_of_a_dead_process_is_over_within_a_lease(f: &ServerFixture) {
         arrives(held);
         let view = f.view(&lock.name).await;
         assert!(view.holders.iter().all(|ghost| ghost.remaining <= SHORT), "{view:?}");
-        lock.tokens.borrow_mut().push(view.last_token.expect("it was granted"));
+        lock.tokens().push(view.last_token.expect("it was granted"));
         lock.goes_on().await;
     })
     .await;

@@ -115,8 +115,7 @@ async fn runtime_that_is_not_driven_keeps_nobody_from_its_answer(f: &Fixture) {
     // The acquisition on the runtime that stands has begun to connect and to ask for the owner of the slot.
     let (stopped, begun) = Elsewhere::after(Then::Stands, async move {
         let mut other = Box::pin(other);
-        drop((&mut other).now_or_never());
-        other
+        (&mut other).now_or_never().is_none().then_some(other)
     })
     .await;
     let guard = manager.write(&name).wait_timeout(Duration::from_secs(2)).into_future();
