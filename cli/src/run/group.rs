@@ -185,6 +185,11 @@ impl Group {
 
     /// Starts another watchdog in place of one that has ended.
     async fn replace_watchdog(&mut self, hold: &Hold, signals: &mut Signals, output: Output) {
+        // At the deadline the watchdog has killed the group, and itself with it. The end of the command follows, and a
+        // later deadline would make it look like the command's own.
+        if self.deadline != watchdog::OVER && watchdog::now() >= self.deadline {
+            return self.watchdog.put_off();
+        }
         // The new watchdog joins the group before the old watchdog is reaped, so that the group's id stays in use.
         self.deadline = deadline(hold).0;
         match Watchdog::join(self.id, self.deadline) {
