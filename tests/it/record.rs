@@ -26,9 +26,18 @@ impl Recorder {
 
     /// Records the events up to this level.
     pub fn at(level: Level) -> Self {
+        Self::of("redis_rwlock", level)
+    }
+
+    /// Records the events of all crates.
+    pub fn of_all_crates() -> Self {
+        Self::of("", Level::TRACE)
+    }
+
+    fn of(target: &'static str, level: Level) -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         asks_all_subscribers();
-        let guard = tracing::subscriber::set_default(Lines { level, lines: Arc::clone(&lines) });
+        let guard = tracing::subscriber::set_default(Lines { target, level, lines: Arc::clone(&lines) });
         Self { lines, _guard: guard }
     }
 
@@ -57,13 +66,15 @@ pub fn asks_all_subscribers() {
 }
 
 struct Lines {
+    /// Begin of the targets that are recorded.
+    target: &'static str,
     level: Level,
     lines: Arc<Mutex<Vec<String>>>,
 }
 
 impl Subscriber for Lines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("redis_rwlock") && *metadata.level() <= self.level
+        metadata.target().starts_with(self.target) && *metadata.level() <= self.level
     }
 
     fn new_span(&self, attributes: &Attributes<'_>) -> Id {

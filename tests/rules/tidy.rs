@@ -75,6 +75,8 @@ fn each_script_is_embedded_once() {
         };
         assert_eq!(embedded, 1, "{name} is embedded {embedded} times");
     }
+    let others = files("lua", "lua").iter().filter(|(script, _)| script.matches('/').count() == 1).count();
+    assert_eq!(embedding.matches("include_str!(\"").count(), others, "a scheme's files are embedded by their names");
     for (source, text) in files("src", "rs") {
         // Those of published clients are for tests.
         let own = text.replace("tests/lua/published/", "").matches(".lua\")").count();
@@ -343,7 +345,10 @@ fn options_are_listed_where_they_are_looked_for() {
         let starts = source.split("    pub fn ").skip(1).filter_map(|rest| rest.split_once("(mut self"));
         // The last one needs a cargo feature, and is listed with `credentials`.
         let others = ["background_on", "tls", "streaming_credentials"];
-        starts.map(|(name, _)| name.to_owned()).filter(|name| !others.contains(&&**name)).collect()
+        starts
+            .map(|(name, _)| name.to_owned())
+            .filter(|name| !name.starts_with('$') && !others.contains(&&**name))
+            .collect()
     };
     let (of_all, of_quorum) = (setters(&manager), setters(&quorum));
     assert!(of_all.len() >= 17 && of_quorum.len() == 3, "{of_all:?} {of_quorum:?}");

@@ -262,11 +262,14 @@ async fn confirmed_without_a_wait_asks_nobody(f: &Fixture) -> Outcome {
     let second = manager.read(&shared).await?;
     let at_once = "no answer is waited for";
     outer.confirmed().now_or_never().expect(at_once)?;
-    for reader in [inner, first, second] {
+    let readers = [inner, first, second];
+    for reader in &readers {
         reader.confirmed().now_or_never().expect(at_once)?;
-        reader.release().await?;
     }
     outer.release().await?;
+    for reader in readers {
+        reader.release().await?;
+    }
     Ok(())
 }
 

@@ -304,10 +304,13 @@ async fn close_frees_all_holds_before_it_returns(f: &Fixture) -> Outcome {
     let (manager, other) = (f.manager().await, f.manager().await);
     let names: Vec<String> = (0..40).map(|_| f.name()).collect();
     let guards = try_join_all(names.iter().map(|name| manager.write(name).into_future())).await?;
+    let watches: Vec<_> = guards.iter().map(|guard| guard.watch()).collect();
     manager.close().await?;
-    for (name, guard) in names.iter().zip(guards) {
-        assert_eq!(guard.watch().ended().await, Ended::Lost(LossReason::Closed));
+    for (name, watch) in names.iter().zip(&watches) {
+        assert_eq!(watch.ended().await, Ended::Lost(LossReason::Closed));
         other.try_write(name).await?.expect("free at once").release().await?;
+    }
+    for guard in guards {
         assert_matches!(guard.release().await, Err(Error::Lost { reason: LossReason::Closed, .. }));
     }
     Ok(())

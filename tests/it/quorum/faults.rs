@@ -147,7 +147,8 @@ async fn without_a_majority_there_is_no_quorum() -> Outcome {
 
 async fn release_reaches_a_master_that_was_silent_for_a_while() -> Outcome {
     let (nodes, _) = proxied(3).await;
-    let guard = another(&nodes, Duration::from_secs(60)).await.write("cfg").await?;
+    let manager = another(&nodes, Duration::from_secs(60)).await;
+    let guard = manager.write("cfg").await?;
     let third = [at(&nodes[2]).await];
     until_held_by(&third, "cfg", &[Mode::Write]).await;
     nodes[2].proxy().black_hole();

@@ -21,6 +21,7 @@ crate::fixture::on_two_threads![
     unix_socket_of_a_node,
     ipv6_addresses_of_a_node_and_of_a_cluster,
     protocol_of_the_url_changes_nothing,
+    prefixes_on_one_server_do_not_see_each_other,
 ];
 
 /// User with letters that a URL has to escape.
@@ -261,10 +262,34 @@ async fn words_of(topology: Topology) -> String {
     words
 }
 
+async fn prefixes_on_one_server_do_not_see_each_other() -> Outcome {
+    let node = Node::start(Server::Redis70)?;
+    let prefixes = ["a", "a:", "b", "a:b", "%", "%7B", "*", "[x]", "\\", "\"'", ":", "$(x)"];
+    let mut guards = Vec::new();
+    for prefix in prefixes {
+        let manager = hash(node.url()).key_prefix(prefix).connect().await?;
+        // Both forms of a key, and names that look like those under another prefix.
+        for name in ["cfg", "{cfg}", "b:cfg", ":{cfg}"] {
+            let guard = manager.try_write(name).await?;
+            guards.push(guard.unwrap_or_else(|| panic!("{prefix:?} {name:?} is another's")));
+            assert_eq!(manager.inspect(name).await?.holders.len(), 1, "{prefix:?} {name:?}");
+        }
+    }
+    assert_eq!(ask(&node, &["DBSIZE"]), Reply::Int(guards.len() as i64), "one key each");
+    for guard in guards {
+        guard.release().await?;
+    }
+    let two = two_key(node.url()).key_prefix("a").connect().await?;
+    let other = two_key(node.url()).key_prefix("b").connect().await?;
+    let _guard = two.write("cfg").await?;
+    works(&other, "cfg").await;
+    Ok(())
+}
+
 #[tokio::test]
 async fn nothing_tells_a_password() -> Outcome {
     let secret = "hunter2";
-    let recorder = Recorder::start();
+    let recorder = Recorder::of_all_crates();
     let node = Node::builder(Server::Redis70).password("another").start()?;
     let at = node.addr();
     let urls = [

@@ -295,7 +295,8 @@ impl<S: Server> Scenario<S> {
                 vec![(self.text(&view, 0), Vec::new())]
             }
             ["force"] => {
-                self.apply(&["inspect"]);
+                let view = self.inspect();
+                self.seen = Seen::of(&view.text, &view.rows);
                 self.apply(&["force", "seen"])
             }
             ["force", "seen"] => vec![self.run(&Step::Force(self.seen.clone()), 0)],

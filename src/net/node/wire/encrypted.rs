@@ -26,14 +26,14 @@ pub(super) struct Half(Arc<Mutex<Session>>);
 
 /// Write half, which encrypts. A drop of this value sends nothing, because after a `fork` the socket may belong to the
 /// parent process.
-pub(super) struct Writer(Arc<Mutex<Session>>);
+pub(super) struct TlsWriter(Arc<Mutex<Session>>);
 
-pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, Writer) {
+pub(super) fn split(stream: TlsStream<TcpStream>) -> (Half, TlsWriter) {
     let session = Arc::new(Mutex::new(Session { stream, taken: 0 }));
-    (Half(Arc::clone(&session)), Writer(session))
+    (Half(Arc::clone(&session)), TlsWriter(session))
 }
 
-impl Writer {
+impl TlsWriter {
     /// Writes a whole piece, or returns `WouldBlock`. After `WouldBlock`, the caller must pass the same piece again,
     /// from its beginning.
     ///

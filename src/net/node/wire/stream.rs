@@ -28,7 +28,7 @@ pub(super) enum Writer {
     #[cfg(unix)]
     Unix(unix::OwnedWriteHalf),
     #[cfg(feature = "tls")]
-    Tls(encrypted::Writer),
+    Tls(encrypted::TlsWriter),
 }
 
 impl Writer {

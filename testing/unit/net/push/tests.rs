@@ -495,6 +495,15 @@ async fn many_channels_are_all_kept() {
 }
 
 #[tokio::test]
+async fn one_channel_goes_while_another_stays() {
+    let (server, push, _node) = started(Pace { linger: Duration::from_millis(100), ..pace() });
+    let (mut stays, goes) = (confirmed(&push, "stays").await, confirmed(&push, "goes").await);
+    drop(goes);
+    until("it is gone", || shard_channels(&server) == ["stays"]).await;
+    stays.assert_silent();
+}
+
+#[tokio::test]
 async fn dropping_it_ends_everything() {
     let server = Server::start(Version::Redis70).expect("the server starts");
     let baseline = tasks();
@@ -854,6 +863,7 @@ fn runtime_may_shut_down_under_a_subscription() {
     starts.recv_timeout(BOUND).expect("it starts");
     let ends = std::thread::spawn(move || drop(runtime));
     assert!(comes_true(|| ends.is_finished()), "the runtime ends");
+    ends.join().expect("it ends without a panic");
     let another = tokio::runtime::Runtime::new().expect("a runtime starts");
     another.block_on(confirmed(&push, "late"));
 }
