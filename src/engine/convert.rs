@@ -397,7 +397,7 @@ pub(super) fn resolve(copies: &mut InDoubt, attempt: &Attempt<Converted>) {
     }
 }
 
-/// Returns the hold that a conversion was granted, without a cache.
+/// Returns the hold that an answer grants, without a cache.
 pub(super) fn new_hold<T>(
     engine: &Engine,
     request: &AcquireRequest,

@@ -133,35 +133,30 @@ impl Hold {
     // Questions and steps of guards.
 
     pub(crate) fn state_of(&self, share_id: ShareId) -> HoldState {
-        if self.is_copied() {
-            return HoldState::Lost(LossReason::Forked);
-        }
-        let now = self.clock().now();
-        self.quietly(|record, signals| {
-            record.look(now, signals);
+        self.after_look(HoldState::Lost(LossReason::Forked), |record, now| {
             record.state_of(&record.share(share_id), now)
         })
     }
 
     pub(super) fn state_of_share(&self, share: &Share) -> HoldState {
+        self.after_look(HoldState::Lost(LossReason::Forked), |record, now| record.state_of(share, now))
+    }
+
+    /// Looks at the hold by the clock, then reads its state. Returns `in_copy` in a copy of the process.
+    fn after_look<T>(&self, in_copy: T, question: impl FnOnce(&HoldRecord, Moment) -> T) -> T {
         if self.is_copied() {
-            return HoldState::Lost(LossReason::Forked);
+            return in_copy;
         }
         let now = self.clock().now();
         self.quietly(|record, signals| {
             record.look(now, signals);
-            record.state_of(share, now)
+            question(record, now)
         })
     }
 
     /// Returns the time for which the guard may rely on the hold without a further answer of the server.
     pub(crate) fn remaining(&self, share_id: ShareId) -> Duration {
-        if self.is_copied() {
-            return Duration::ZERO;
-        }
-        let now = self.clock().now();
-        self.quietly(|record, signals| {
-            record.look(now, signals);
+        self.after_look(Duration::ZERO, |record, now| {
             let share = record.share(share_id);
             match record.state_of(&share, now) {
                 HoldState::Lost(_) => Duration::ZERO,

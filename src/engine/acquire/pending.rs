@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::wait::{Pause, QueueWaitEnd};
 use super::{Acquisition, HEARTBEAT, Patience, poll_within};
-use crate::base::backoff::Jitter;
 use crate::base::error::{Error, Result, Source};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{self, Moment, ServerTime};
 use crate::engine::Held;
-use crate::lock::hold::{self, Grant, GrantIdentity};
+use crate::engine::convert::new_hold;
+use crate::lock::hold::{Grant, NewHold};
 use crate::lock::side::{LastRefusal, NextStep, Pending, SideOutage};
 use crate::lock::wait::{Installed, Notifications, WaitEntry};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken};
@@ -293,21 +293,15 @@ impl Acquisition {
 
     /// Turns a grant into a hold, if it is still valid.
     fn on_grant<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
-        let sent = answer.sent;
         self.note_clock(answer);
         let keep = self.keeping.take().map(|keeping| {
             let word = keeping.answer(answer, granted.is_waited_for);
             (keeping.to_state(), Some(word))
         });
-        let granted = hold::NewHold {
+        let share = self.waiter.wants.from(answer.sent);
+        let granted = NewHold {
             cache: keep,
-            granting: self.granting(request, granted),
-            grant: Grant { sent, remaining: granted.remaining, asked: request.lease, server: answer.server },
-            share: self.waiter.wants.from(sent),
-            in_doubt_requests: InDoubt::default(),
-            share_until: (!granted.is_waited_for).then(|| sent.after(self.waiter.engine.options().join_window)),
-            is_claim: false,
-            jitter: Jitter::draw(),
+            ..new_hold(&self.waiter.engine, request, answer, granted, share, InDoubt::default())
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
@@ -320,21 +314,18 @@ impl Acquisition {
     /// join.
     pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
         self.note_clock(&answer);
-        let Answered { sent, value: granted, .. } = answer;
-        let now = self.waiter.engine.clock.now();
+        let (sent, granted, now) = (answer.sent, answer.value, self.waiter.engine.clock.now());
         // Counted from an earlier answer. If the server's clock has jumped since, a claim from now on is the maximum.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // A notification answers no request. The answer to the claim tells whether the process may cache the hold.
         let keep = self.keeping.take().map(|keeping| (keeping.to_state(), None));
-        let granted = hold::NewHold {
+        let share = self.waiter.wants.from(now);
+        let granted = NewHold {
             cache: keep,
-            granting: self.granting(request, granted),
             grant: Grant { sent, remaining, asked: request.claim(), server: ServerTime::default() },
-            share: self.waiter.wants.from(now),
-            in_doubt_requests: InDoubt::default(),
             share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
-            jitter: Jitter::draw(),
+            ..new_hold(&self.waiter.engine, request, &answer, granted, share, InDoubt::default())
         };
         let taken = self.take(granted, now);
         if let Taken::Held(held) = &taken {
@@ -344,11 +335,7 @@ impl Acquisition {
         taken
     }
 
-    fn granting(&self, request: &AcquireRequest, granted: Granted) -> GrantIdentity {
-        GrantIdentity { id: request.id.clone(), mode: self.waiter.mode, token: granted.token, tokens: granted.tokens }
-    }
-
-    fn take(&mut self, granted: hold::NewHold, now: Moment) -> Taken {
+    fn take(&mut self, granted: NewHold, now: Moment) -> Taken {
         let engine = &self.waiter.engine;
         let may_stay = granted.cache.is_some();
         let Some(entry) = &self.waiter.entry else {
