@@ -20,6 +20,8 @@ use crate::exit::{Code, Failure};
 use crate::locks::Locks;
 use crate::output::Output;
 
+/// Longest time between the ends of a watchdog and of the command that it has killed.
+const ENDS_WITHIN: Duration = Duration::from_millis(100);
 /// Time in which the watchdog can give the terminal back. Then `run` kills the group in any case.
 const HAND_BACK: Duration = Duration::from_millis(15);
 /// Time after the group has got the terminal. During this time, children of the command may still stop for an earlier
@@ -185,10 +187,11 @@ impl Group {
 
     /// Starts another watchdog in place of one that has ended.
     async fn replace_watchdog(&mut self, hold: &Hold, signals: &mut Signals, output: Output) {
-        // At the deadline the watchdog has killed the group, and itself with it. The end of the command follows, and a
-        // later deadline would make it look like the command's own.
-        if self.deadline != watchdog::OVER && watchdog::now() >= self.deadline {
-            return self.watchdog.put_off();
+        // At the deadline a watchdog kills the group, and itself with it. The end of the command follows, and a later
+        // deadline would make that look like the command's own.
+        let is_due = self.deadline != watchdog::OVER && watchdog::now() >= self.deadline;
+        if is_due && tokio::time::timeout(ENDS_WITHIN, self.ended()).await.is_ok() {
+            return;
         }
         // The new watchdog joins the group before the old watchdog is reaped, so that the group's id stays in use.
         self.deadline = deadline(hold).0;
