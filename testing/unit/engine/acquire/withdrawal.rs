@@ -65,6 +65,18 @@ async fn withdrawal_without_an_answer_is_told_after_two_response_timeouts_and_go
     drop(holder);
 }
 
+/// The limit comes while a share that was handed over waits for its renewal. The response timeout is so short that the
+/// share outlasts the wait for that answer.
+#[tokio::test(start_paused = true)]
+async fn share_that_waits_for_its_renewal_at_the_limit_is_given_back() {
+    let stage = Stage::with(Options { response_timeout: 20 * MS, ..Options::default() });
+    let _unanswered = stage.next_renewals_wait();
+    let waits = handed_with_little_left(&stage, LIMITED).await;
+    let outcome = waits.await;
+    assert!(matches!(outcome, Err(Error::Unreachable { .. })), "{outcome:?}");
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn withdrawal_that_fails_at_once_again_and_again_ends_at_its_limit() {
     let (stage, holder) = behind_a_holder().await;
