@@ -17,7 +17,7 @@ use crate::engine::releases::Releases;
 use crate::lock::hold::{CacheAnswer, Grant, Hold, Next};
 use crate::lock::release::Release;
 use crate::lock::table::Table;
-use crate::store::{RenewalRequest, Renewed, loss_reason};
+use crate::store::{Failure, RenewalRequest, Renewed, loss_reason};
 
 /// Longest time by which a renewal may be sent early, so that it is part of a batch. With 10,000 holds and a lease of
 /// 10 s, about 30 renewals are due in this time. They form one batch.
@@ -196,7 +196,11 @@ impl Engine {
                 self.renewals.on_answer(due, answer, self.clock.now());
                 true
             }
-            // The background learns the reason.
+            // The background repeats the request, and learns the reason.
+            Some(Err(Failure::NotDone { .. })) => {
+                hold.on_own_renewal_not_done(now, self.clock.now());
+                false
+            }
             Some(Err(_)) | None => false,
         }
     }

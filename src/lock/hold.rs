@@ -525,6 +525,9 @@ record_events! { |record, rules, signals|
     /// background sends the renewal, too, if no answer comes soon.
     fn begin_own_renewal(now: Moment) -> Option<Duration> [rules, signals];
 
+    /// Notes that no server has carried out the renewal that a waiter sent at `sent`. The next try is due after a pause.
+    fn on_own_renewal_not_done(sent: Moment, now: Moment) [signals];
+
     /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
     fn on_renewed(grant: Grant, now: Moment) -> RenewalConfirmed [rules, signals];
 

@@ -143,6 +143,14 @@ impl HoldRecord {
         Some(lease)
     }
 
+    /// Notes that no server has carried out the renewal that a waiter sent at `sent`. The next try is due after a pause, as
+    /// after a failure of the background, unless the background has begun a renewal meanwhile.
+    pub(in crate::lock) fn on_own_renewal_not_done(&mut self, sent: Moment, now: Moment, signals: &mut Signals) {
+        if matches!(self.renewal, RenewalState::Due(at) if at <= sent.after(OWN_RENEWAL_PATIENCE)) {
+            self.on_no_answer(now, signals);
+        }
+    }
+
     /// Plans a renewal of a cached hold that needs no renewal now. A guard may enter later without a request, and the
     /// hold then needs a renewal. The planned renewal comes early enough to leave such a guard at least half of the
     /// time that the hold has left now.
