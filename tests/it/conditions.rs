@@ -20,14 +20,14 @@ async fn idle_process_finds_its_server_again() {
     works(&manager, "cfg").await;
     node.kill();
     // The test asks, because no lost release and no waiter does.
-    until("it is told", async || {
+    until("the log line", async || {
         assert!(!manager.health().await.expect("asked").is_ready());
         recorder.count("does not answer") == 1
     })
     .await;
     node.restart().expect("the server starts");
     // No caller asks for anything now. The end of the outage comes by itself, in the log as in the gauge.
-    until("the end is told", async || recorder.count("answers again") == 1).await;
+    until("the log line about the end", async || recorder.count("answers again") == 1).await;
     assert_eq!(recorder.count("connected to"), 1, "{:#?}", recorder.lines());
 }
 
@@ -49,7 +49,7 @@ async fn replaced_primary_is_found_again() {
     let back = format!("{} answers again", dies.addr());
     assert_eq!((recorder.count("does not answer"), recorder.count(&back)), (1, 0), "{:#?}", recorder.lines());
     dies.restart().expect("the server starts");
-    until("the end is told", async || recorder.count(&back) == 1).await;
+    until("the log line about the end", async || recorder.count(&back) == 1).await;
     assert_eq!(recorder.count("connected to"), 1, "{:#?}", recorder.lines());
 }
 
@@ -92,7 +92,7 @@ async fn full_memory_is_told_once_and_its_end(user: Option<&str>) {
     assert_eq!((used.is_some(), *maxmemory), (user.is_none(), user.is_none().then_some(1)));
     ask(&node, &["CONFIG", "SET", "maxmemory", "0"]);
     if user.is_none() {
-        until("its end is told", async || recorder.count("has recovered: its memory") == 1).await;
+        until("the log line about the end", async || recorder.count("has recovered: its memory") == 1).await;
         assert!(manager.health().await.expect("asked").is_ready());
     }
     assert_eq!(recorder.count("memory is full"), 1, "{:#?}", recorder.lines());
@@ -116,7 +116,7 @@ async fn policy_that_evicts_is_told_at_the_first_connection() {
         let recorder = Recorder::at(Level::INFO);
         let manager = manager_here(node.url());
         works(&manager, "cfg").await;
-        until("it is told", async || recorder.count("maxmemory-policy is volatile-lru") == 1).await;
+        until("the log line", async || recorder.count("maxmemory-policy is volatile-lru") == 1).await;
         let health = manager.health().await.expect("asked");
         assert!(health.is_ready(), "locks are granted");
         assert_eq!(health.nodes[0].findings, [NodeFinding::Evicts { policy: "volatile-lru".to_owned() }]);
@@ -138,7 +138,7 @@ async fn clock_that_is_off_is_told_by_answers() {
         let manager = builder.background_on(Handle::current()).build().expect("valid");
         works(&manager, "cfg").await;
         let told = format!("{} answers, but its clock is", nodes[1].addr());
-        until("it is told", async || recorder.count(&told) == 1).await;
+        until("the log line", async || recorder.count(&told) == 1).await;
         assert_eq!(recorder.count("its clock is"), 1, "{:#?}", recorder.lines());
         assert_eq!(recorder.count("connected to"), 1, "{:#?}", recorder.lines());
         let health = manager.health().await.expect("asked");

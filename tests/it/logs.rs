@@ -64,10 +64,10 @@ async fn one_server(recorder: &Recorder, node: &Node) {
     let waited = granted(manager.write("orders").lease(LEASE)).await;
     node.kill();
     let waiting = tokio::spawn(manager.write("invoices").into_future());
-    until("the outage is told", async || told("does not answer")).await;
+    until("the log line about the outage", async || told("does not answer")).await;
     node.restart_empty().expect("the server starts");
     let other = granted(waiting).await;
-    until("the loss is told", async || told("lost the write hold")).await;
+    until("the log line about the loss", async || told("lost the write hold")).await;
     assert!(matches!(waited.state(), HoldState::Lost(_)));
     drop(waited);
     manager.force_release("invoices").await.expect("forced");
@@ -82,7 +82,8 @@ async fn failover(recorder: &Recorder, cluster: &Cluster, dies: &Node) {
     let guard = manager.write("cfg").lease(LEASE * 2).await.expect("granted");
     dies.kill();
     let waiting = tokio::spawn(manager.read("cfg").wait_timeout(Duration::from_secs(30)).into_future());
-    until("the failover is told", async || recorder.lines().iter().any(|line| line.contains("is now"))).await;
+    until("the log line about the failover", async || recorder.lines().iter().any(|line| line.contains("is now")))
+        .await;
     guard.release().await.expect("ours to the end");
     granted(waiting).await.release().await.expect("ours to the end");
     manager.close().await.expect("closed");

@@ -111,10 +111,10 @@ impl Acquisition {
         let bounds = self.bounds(request);
         let options = self.waiter.engine.options();
         let (clock, counts) = (self.waiter.engine.clock, options.durability.counts_notified_grants());
-        // A waiter asks often enough to be seen.
+        // A waiter needs no such statement, because each of its heartbeats shows that its task is polled.
         let states_within = poll_within(options) / 2;
         let mut states_at = replies_until.map_or(Moment::NEVER, |_| clock.now().after(states_within));
-        let (until, mut is_told) = (replies_until.unwrap_or(Moment::NEVER), false);
+        let (until, mut was_notified) = (replies_until.unwrap_or(Moment::NEVER), false);
         loop {
             let Notifications::Subscribed(subscription) = &mut self.notices else {
                 if replies_until.is_some() {
@@ -138,7 +138,7 @@ impl Acquisition {
                         // A flood of notifications causes no more requests than the throttle allows. For a try, the
                         // notification may come from before the subscription was live, and has reached no waiter.
                         HeardNotification::AskAgain => {
-                            is_told = true;
+                            was_notified = true;
                             asks_again = asks_again.min(self.told_to_ask.next_at());
                         }
                         HeardNotification::Refused | HeardNotification::Nothing => {}
@@ -154,7 +154,7 @@ impl Acquisition {
                 return QueueWaitEnd::Silence;
             }
             if asks_again <= now {
-                if is_told {
+                if was_notified {
                     self.told_to_ask.take(now);
                 }
                 return QueueWaitEnd::AskAgain;

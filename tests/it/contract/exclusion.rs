@@ -183,7 +183,7 @@ struct Inside(AtomicI64);
 impl Inside {
     const WRITER: i64 = 1_000_000;
 
-    /// Acquires the lock, and asserts that nobody is inside whom the guard excludes.
+    /// Acquires the lock, and asserts that no guard that it excludes is inside.
     async fn visit(&self, manager: &Manager, name: &str, mode: Mode) -> AnyGuard {
         let guard = take(manager, name, mode).await;
         let weight = if mode == Mode::Write { Self::WRITER } else { 1 };

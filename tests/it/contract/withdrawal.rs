@@ -79,7 +79,11 @@ async fn lock_can_be_taken_right_after_a_waiter_gave_up(f: &Fixture) -> Outcome 
         let guard = holder.write(&name).await?;
         gives_up(&caller, &name, EITHER[round % 2]).await;
         guard.release().await?;
-        taken(f, &holder, &name).await.unwrap_or_else(|| panic!("round {round}: somebody has it")).release().await?;
+        taken(f, &holder, &name)
+            .await
+            .unwrap_or_else(|| panic!("round {round}: another client holds the lock"))
+            .release()
+            .await?;
     }
     Ok(())
 }

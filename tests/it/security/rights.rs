@@ -226,7 +226,7 @@ async fn other_prefixes_are_out_of_reach(place: &ServerFixture) {
     let rules = [heading_of(place.kind), WAKE_UPS].map(rules_of).concat();
     let (user, topology) = place.user(&rules);
     for prefix in ["other", "rwlock2", "rwlock:b"] {
-        let error = place.connect_to(&topology, prefix).await.map(drop).expect_err("somebody else's locks");
+        let error = place.connect_to(&topology, prefix).await.map(drop).expect_err("the rights are for other locks");
         assert!(is_forbidden(&error), "{prefix}: {error:?}");
         let manager = place.build_for(&topology, prefix);
         for name in ["cfg", "{tag}:1"] {

@@ -39,7 +39,7 @@ async fn wait_is_told_from_its_beginning_to_its_end(f: &ServerFixture) -> Outcom
     until("it is claimed", async || told(&process, &name).len() > 2).await;
     holder.force_release(&name).await?;
     assert_eq!(soon("the loss", guard.lost()).await, LossReason::Forced);
-    until("the loss is told", async || told(&process, &name).len() > 3).await;
+    until("the log line about the loss", async || told(&process, &name).len() > 3).await;
     let told = told(&process, &name);
     assert_eq!(told[..3], ["queued", "granted by notification", "claimed"]);
     assert!(told[3..].len() == 1 && told[3].starts_with("lost the write hold"), "{told:?}");
