@@ -730,13 +730,24 @@ macro_rules! on_one {
     };
 }
 
+/// Names the fixtures of cases that only `.ci/all` compiles, so that they are checked on each push, and are not unused.
+const _: () = {
+    use Fixture as F;
+    let _: [fn() -> F; 4] = [F::cached_in_memory, F::portable, F::portable_two_key, F::behind_a_proxy];
+    let _: [fn(Server) -> F; 3] = [F::three_of_five_masters, F::replicated, F::redisson_cluster];
+    let _: (fn(Missing) -> F, [Missing; 2]) = (F::without, [Missing::Hello, Missing::Channels]);
+    let _: fn(Kind, Server) -> ServerFixture = ServerFixture::caching;
+};
+
 macro_rules! on_this {
     (later $case:ident, $($test:tt)+) => {
-        $crate::fixture::on_this!(@ #[ignore = "runs in `.ci/all`"] $case, $($test)+);
+        $crate::fixture::on_this!(
+            @ #[cfg(redis_rwlock_everywhere)] #[ignore = "runs in `.ci/all`"] $case, $($test)+
+        );
     };
-    (@ $(#[$later:meta])? $case:ident, $name:ident, $($fixture:tt)+) => {
+    (@ $(#[$later:meta])* $case:ident, $name:ident, $($fixture:tt)+) => {
         #[test]
-        $(#[$later])?
+        $(#[$later])*
         fn $name() {
             $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
                 let fixture = $($fixture)+;
