@@ -35,7 +35,7 @@ use crate::net::secrets::Secrets;
 use crate::net::{Call, Expiry};
 use apart::Apart;
 pub(super) use connection::{Connection, Request};
-use connection::{Load, Wording};
+use connection::{Load, Wording, with_wordings};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
 use greeting::hello_of_info;
@@ -360,8 +360,7 @@ impl Node {
         let live = &self.connections.live().await?;
         let (sent, not_after) = self.connections.not_after(live).await?;
         let dialect = self.connections.dialect();
-        let loads = iter::once(first).chain(iter::repeat(Load::Digest));
-        let worded = || calls.iter().zip(loads.clone().map(|load| Wording { load, dialect }));
+        let worded = || with_wordings(calls, first, dialect);
         let requests: Vec<_> = worded().map(|(call, wording)| Request::Call { call, wording, not_after }).collect();
         let values = self.ask_all(live, &requests, sent).await?;
         let on_answer =
@@ -372,7 +371,8 @@ impl Node {
     /// Sends a question that changes nothing on the server. Sends it even during an outage of the node, because the
     /// callers of this function pause between their questions themselves.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
-        self.ask_now(Request::Command(question)).await
+        let live = self.connections.live().await?;
+        self.connections.ask(&live, question).await.map(|(_, answer)| answer)
     }
 
     /// Returns true if the server, or a proxy in front of it, does not know `HELLO 3`. A connection that has subscribed
@@ -398,11 +398,8 @@ impl Node {
 
     /// Asks for the slot map of the cluster. Like [`ask`](Self::ask), sends the question even during an outage.
     pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
-        self.ask_now(Request::Map(question)).await
-    }
-
-    async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
         let live = self.connections.live().await?;
+        let _awaited = live.connection.wire.await_map();
         self.connections.ask(&live, question).await.map(|(_, answer)| answer)
     }
 

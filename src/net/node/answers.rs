@@ -4,7 +4,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use super::connection::{Request, Wording};
 use super::connections::{Connections, OpenConnection};
@@ -82,10 +82,10 @@ impl Connections {
     pub(super) async fn ask(
         self: &Arc<Self>,
         live: &Arc<OpenConnection>,
-        question: Request<'_>,
+        question: &Cmd,
     ) -> Result<(Moment, Value), Fault> {
         let sent = CLOCK.now();
-        let reply = pin!(live.connection.ask(question));
+        let reply = pin!(live.connection.ask(Request::Command(question)));
         let answer = fault::reply(self.in_time(live, sent, reply).await?);
         Ok((sent, answer.map_err(|fault| self.without_login(live, sent, fault))?))
     }
@@ -159,7 +159,7 @@ impl Connections {
     }
 
     async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {
-        let (sent, value) = self.ask(live, Request::Command(&redis::cmd("TIME"))).await?;
+        let (sent, value) = self.ask(live, &redis::cmd("TIME")).await?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(ClockSample { sent, server })
     }

@@ -186,8 +186,8 @@ fn count_replicas(named: &[String], attached: &[String]) -> u64 {
 }
 
 async fn ask_attached(connections: &Arc<Connections>, live: &Arc<OpenConnection>) -> Result<Vec<String>, Fault> {
-    let answer = ask_all(connections, live, &[&info("replication")]).await?.pop();
-    read_attached(connections, live, &answer.unwrap_or_else(|| Err(unreadable("INFO")))?)
+    let (_, answer) = connections.ask(live, &info("replication")).await?;
+    read_attached(connections, live, &answer)
 }
 
 async fn ask_all(

@@ -17,7 +17,6 @@
 mod tests;
 
 use std::collections::VecDeque;
-use std::iter;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +27,7 @@ use redis::{ServerError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::connection::{Load, Request, Wording};
+use super::connection::{Load, Request, with_wordings};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
@@ -109,21 +108,12 @@ impl ReplicatedConnections {
 /// Limit for the looks before one pipeline.
 const MAX_LOOKS: usize = 2;
 
-/// Batch: calls of one caller, which are sent together.
+/// Batch: calls of one caller and of one script, which are sent together.
 pub(super) struct ReplicatedCalls {
     pub(super) calls: Vec<Call>,
     pub(super) load: Load,
     pub(super) admission: Admission,
     pub(super) precedence: Precedence,
-}
-
-impl ReplicatedCalls {
-    /// Returns the calls with their wordings. All calls of a batch are of the same script, so only the first call may have
-    /// to carry the script's text.
-    fn with_wordings(&self, dialect: Dialect) -> impl Iterator<Item = (&Call, Wording)> {
-        let loads = iter::once(self.load).chain(iter::repeat(Load::Digest));
-        self.calls.iter().zip(loads.map(move |load| Wording { load, dialect }))
-    }
 }
 
 /// Batch, with the sender that returns the answers to its caller.
@@ -269,7 +259,7 @@ impl ReplicatedPool {
         let (asking, dialect) = (redis::cmd("ASKING"), self.connections.dialect());
         let mut requests = Vec::new();
         for batch in &batches {
-            for (call, wording) in batch.with_wordings(dialect) {
+            for (call, wording) in with_wordings(&batch.calls, batch.load, dialect) {
                 if batch.admission == Admission::Asking {
                     requests.push(Request::Command(&asking));
                 }
@@ -319,7 +309,7 @@ impl ReplicatedPool {
         let (mut values, mut held_back) = (values.into_iter(), Vec::new());
         for (batch, answers) in batches.iter().zip(waiting) {
             let mut said = Vec::with_capacity(batch.calls.len());
-            for (call, wording) in batch.with_wordings(dialect) {
+            for (call, wording) in with_wordings(&batch.calls, batch.load, dialect) {
                 let mut next = || values.next().unwrap_or_default();
                 let value = match batch.admission {
                     Admission::Owner => Ok(next()),

@@ -133,7 +133,7 @@ impl Steps {
             // The server has said why it closes the connection.
             Err(closed) => return Err(check(hello).map_or_else(not_sent, |()| closed)),
         };
-        let connection = Connection::new(wire);
+        let connection = Connection { wire, _relogin: None };
         if is_unknown {
             (hello, answers) = self.log_in_without_hello(&connection, settings, questions).await?;
             check(hello.clone()).map_err(not_sent)?;

@@ -618,9 +618,8 @@ async fn map_may_be_larger_than_other_answers() {
             // The client may hang up meanwhile.
             server.stream.write_all(answer.as_bytes()).await.unwrap_or_default();
         };
-        let asking =
-            async { if is_map { wire.ask_for_map(|bytes| request(bytes, 0)).await } else { ask(&wire, 0).await } };
-        let (answer, ()) = join(tokio::time::timeout(TIME_LIMIT, asking), says).await;
+        let _awaited = is_map.then(|| wire.await_map());
+        let (answer, ()) = join(tokio::time::timeout(TIME_LIMIT, ask(&wire, 0)), says).await;
         assert_eq!((answer.expect("in time").is_ok(), ends.is_closed()), (is_map, !is_map));
     }
 }
