@@ -304,7 +304,7 @@ impl Node {
         }
     }
 
-    async fn send_or_load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
+    async fn send_or_load(&self, live: &OpenConnection, call: &Call, admission: Admission) -> CallAnswer {
         match self.send(live, call, Load::Digest, admission).await {
             Err(Fault::NoScript) => Box::pin(self.load(live, call, admission)).await,
             other => other,
@@ -312,7 +312,7 @@ impl Node {
     }
 
     /// Sends a call with the text of its script, in one form after the other.
-    async fn load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
+    async fn load(&self, live: &OpenConnection, call: &Call, admission: Admission) -> CallAnswer {
         for _ in 0..MAX_TEXTS {
             match self.send(live, call, Load::Text, admission).await {
                 Err(Fault::NoScript) => {}
@@ -422,7 +422,7 @@ impl Node {
         Ok(())
     }
 
-    async fn send(&self, live: &Arc<OpenConnection>, call: &Call, load: Load, admission: Admission) -> CallAnswer {
+    async fn send(&self, live: &OpenConnection, call: &Call, load: Load, admission: Admission) -> CallAnswer {
         let (sent, not_after) = match call.expiry {
             Expiry::ResponseTimeout => self.connections.not_after(live).await?,
             Expiry::Never => (CLOCK.now(), ServerTime::default()),
@@ -447,7 +447,7 @@ impl Node {
 
     async fn ask_all(
         &self,
-        live: &Arc<OpenConnection>,
+        live: &OpenConnection,
         requests: &[Request<'_>],
         sent: Moment,
     ) -> Result<Vec<Value>, Fault> {

@@ -64,7 +64,7 @@ impl ReplicatedConnections {
     }
 
     /// Fails if fewer replicas are attached than must acknowledge a grant. Asks on the shared connection `live`.
-    pub(super) async fn check(&self, live: &Arc<OpenConnection>) -> Result<(), Fault> {
+    pub(super) async fn check(&self, live: &OpenConnection) -> Result<(), Fault> {
         let look = self.required.look(&self.connections, live).await?;
         if look.attached >= look.required {
             return Ok(());
@@ -222,7 +222,7 @@ impl ReplicatedPool {
     /// Returns the present moment, the server time after which the server must refuse calls that are sent now, and the
     /// number of replicas that must acknowledge them. Asks the server if one of these is not known well enough. Fails
     /// before anything is sent that changes the server.
-    async fn prepare(&self, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime, u64), Fault> {
+    async fn prepare(&self, live: &OpenConnection) -> Result<(Moment, ServerTime, u64), Fault> {
         // A look takes round trips, so the time limit of the calls begins anew after it. A slow look may be too old then,
         // and the next one is quicker.
         for _ in 0..=MAX_LOOKS {
@@ -237,7 +237,7 @@ impl ReplicatedPool {
 
     /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
     /// pipeline.
-    async fn carry(&self, live: &Arc<OpenConnection>, jobs: Vec<ReplicatedJob>) -> bool {
+    async fn carry(&self, live: &OpenConnection, jobs: Vec<ReplicatedJob>) -> bool {
         let (sent, not_after, required) = match self.prepare(live).await {
             Ok(limits) => limits,
             Err(fault) => {
@@ -300,7 +300,7 @@ impl ReplicatedPool {
     /// wait for the acknowledgement of the replicas.
     fn hand_out(
         &self,
-        live: &Arc<OpenConnection>,
+        live: &OpenConnection,
         batches: &[ReplicatedCalls],
         waiting: Vec<Answers>,
         (sent, dialect): (Moment, Dialect),

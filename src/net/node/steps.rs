@@ -76,9 +76,7 @@ impl Steps {
     /// Connects to all of these addresses at the same time, and returns the connection that is ready first.
     pub(super) async fn connect(&self, addresses: &[SocketAddr]) -> Result<(Stream, SocketAddr), DialFault> {
         if addresses.is_empty() {
-            return Err(not_sent(Fault::of_dial(
-                io::Error::new(io::ErrorKind::NotFound, "the host has no address").into(),
-            )));
+            return Err(of_io(io::ErrorKind::NotFound, "the host has no address"));
         }
         self.take(Step::Tcp, Stream::connect_tcp(addresses)).await
     }
@@ -213,13 +211,13 @@ pub(in crate::net) async fn ask_once(
             steps.encrypt(stream, address, secrets).await?
         }
         ConnectionAddr::Unix(path) => steps.connect_path(path).await?,
-        other => return Err(unsupported_address(other)),
+        other => return Err(unsupported_address(other).into()),
     };
     let admits = |hello| match fault::reply(hello) {
         Err(Fault::Refused { refusal: Refusal::Other, .. }) | Ok(_) => Ok(()),
         Err(fault) => Err(fault),
     };
-    let push_handler = PushHandler::new(Arc::default(), None);
+    let push_handler = PushHandler::new(Arc::default(), None, None);
     let questions: Vec<_> = questions.iter().map(Request::Command).collect();
     let (_connection, _, answers) = steps.log_in(stream, settings, push_handler, &questions, admits).await?;
     Ok(answers)
@@ -281,8 +279,12 @@ fn is_unknown(hello: &Value, settings: &RedisConnectionInfo) -> bool {
     }
 }
 
-pub(super) fn unsupported_address(address: &ConnectionAddr) -> Fault {
-    Fault::of_dial(io::Error::new(io::ErrorKind::Unsupported, address.to_string()).into())
+pub(super) fn unsupported_address(address: &ConnectionAddr) -> DialFault {
+    of_io(io::ErrorKind::Unsupported, &address.to_string())
+}
+
+fn of_io(kind: io::ErrorKind, words: &str) -> DialFault {
+    not_sent(Fault::of_dial(io::Error::new(kind, words).into()))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::net::fake;
-use crate::net::pushed::Pushed;
+use crate::net::pushed::{OnPush, Pushed};
 
 /// Time limit for everything that has to come.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -24,18 +24,22 @@ struct Ends {
 
 impl Ends {
     fn push_handler(&self) -> PushHandler {
+        self.handler_with(None)
+    }
+
+    fn handler_with(&self, on_push: Option<OnPush>) -> PushHandler {
         let losses = Arc::clone(&self.losses);
         let on_loss = move || {
             losses.fetch_add(1, Ordering::SeqCst);
         };
-        PushHandler::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)))
+        PushHandler::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)), on_push)
     }
 
     /// Returns the handlers of a connection that subscribes.
     fn handler_of_link(&self) -> PushHandler {
         let all = Arc::clone(&self.pushed);
         let on_push = move |pushed: Pushed<'_>| all.lock().push(format!("{pushed:?}"));
-        self.push_handler().with_on_push(Arc::new(on_push))
+        self.handler_with(Some(Arc::new(on_push)))
     }
 
     fn pushed(&self) -> Vec<String> {
@@ -524,7 +528,7 @@ async fn push_is_no_answer_to_a_request_that_is_sent_for_it() {
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
     };
-    let (dialed, mut server) = connected_by(ends.push_handler().with_on_push(Arc::new(on_push))).await;
+    let (dialed, mut server) = connected_by(ends.handler_with(Some(Arc::new(on_push)))).await;
     *wire.lock() = Some(dialed);
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
     assert_eq!(server.receive().await, ["SSUBSCRIBE", "a"]);
