@@ -133,10 +133,12 @@ pub(super) type CallAnswer = Result<Answered<Value>, Fault>;
 /// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, its
-/// secrets, and the source of the names of its replicas.
+/// Values that a node gets from its creator: its limits and its background runtime, the receivers of the node's events,
+/// the source of its address, its secrets, and the source of the names of its replicas.
 #[derive(Clone)]
-pub(super) struct Reports {
+pub(super) struct NodeSetup {
+    pub(super) limits: Limits,
+    pub(super) background_runtime: BackgroundRuntime,
     pub(super) on_loss: Option<OnLoss>,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
@@ -146,10 +148,17 @@ pub(super) struct Reports {
     pub(super) replica_names: ReplicaNames,
 }
 
-impl Reports {
+impl NodeSetup {
     /// Returns the values for a node that the user named.
-    pub(super) fn new(conditions: &Arc<Conditions>, secrets: &Arc<Secrets>) -> Self {
+    pub(super) fn new(
+        limits: Limits,
+        background_runtime: &BackgroundRuntime,
+        conditions: &Arc<Conditions>,
+        secrets: &Arc<Secrets>,
+    ) -> Self {
         Self {
+            limits,
+            background_runtime: background_runtime.clone(),
             on_loss: None,
             outages: Arc::default(),
             conditions: Arc::clone(conditions),
@@ -176,16 +185,10 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    pub(super) fn new(
-        address: &str,
-        info: ConnectionInfo,
-        limits: Limits,
-        background_runtime: BackgroundRuntime,
-        reports: Reports,
-    ) -> Self {
-        let replica_names = reports.replica_names.clone();
-        let connections = Arc::new(Connections::new(address, info, limits, background_runtime, reports));
-        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
+    pub(super) fn new(address: &str, info: ConnectionInfo, setup: NodeSetup) -> Self {
+        let (limits, replica_names) = (setup.limits, setup.replica_names.clone());
+        let connections = Arc::new(Connections::new(address, info, setup));
+        let replicated_connections = ReplicatedConnections::new(&connections, replica_names);
         Self { connections, apart: Apart::default(), replicated_connections, limits }
     }
 

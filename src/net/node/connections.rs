@@ -21,7 +21,7 @@ use super::dialects::Dialects;
 use super::in_flight::InFlightLimit;
 use super::outage::Outage;
 use super::steps::Steps;
-use super::{OnLoss, Reports};
+use super::{NodeSetup, OnLoss};
 use crate::base::attempt::NodeId;
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::error::{Refusal, Source};
@@ -141,27 +141,21 @@ impl OpenConnection {
 }
 
 impl Connections {
-    pub(super) fn new(
-        address: &str,
-        info: ConnectionInfo,
-        limits: Limits,
-        background_runtime: BackgroundRuntime,
-        reports: Reports,
-    ) -> Self {
-        let shown = shown(address, &reports.source).into();
+    pub(super) fn new(address: &str, info: ConnectionInfo, setup: NodeSetup) -> Self {
+        let shown = shown(address, &setup.source).into();
         let (id, address) = (NodeId::of(address), address.into());
-        let outage = Outage::new(&address, reports.source, Arc::clone(&reports.outages));
+        let outage = Outage::new(&address, setup.source, Arc::clone(&setup.outages));
         Self {
             address,
             shown,
             id,
             info,
-            secrets: reports.secrets,
-            on_loss: reports.on_loss,
+            secrets: setup.secrets,
+            on_loss: setup.on_loss,
             departures: Mutex::default(),
-            steps: Steps::new(limits.response_timeout),
-            limits,
-            background_runtime,
+            steps: Steps::new(setup.limits.response_timeout),
+            limits: setup.limits,
+            background_runtime: setup.background_runtime,
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
@@ -170,8 +164,8 @@ impl Connections {
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
             outage,
-            outages: reports.outages,
-            conditions: reports.conditions,
+            outages: setup.outages,
+            conditions: setup.conditions,
             clock_noted: AtomicU64::new(0),
             speaks_resp2: AtomicBool::new(false),
             dialects: Dialects::default(),

@@ -33,7 +33,6 @@ use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
 use super::{Admission, CallAnswer, reply_if_admitted};
 use crate::base::cork::after_step;
-use crate::base::durability::Durability;
 use crate::base::error::Refusal;
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::process;
@@ -57,8 +56,8 @@ pub(super) struct ReplicatedConnections {
 
 impl ReplicatedConnections {
     /// Returns `None` if the durability asks for no acknowledgement by replicas.
-    pub(super) fn new(connections: &Arc<Connections>, durability: Durability, names: ReplicaNames) -> Option<Self> {
-        let (replicas, timeout_ms) = durability.acknowledgement()?;
+    pub(super) fn new(connections: &Arc<Connections>, names: ReplicaNames) -> Option<Self> {
+        let (replicas, timeout_ms) = connections.limits.durability.acknowledgement()?;
         let required = Arc::new(RequiredReplicas::new(replicas, names));
         Some(Self { connections: Arc::clone(connections), required, timeout_ms, of: Mutex::default() })
     }

@@ -25,6 +25,7 @@ use crate::base::lease::Moment;
 use crate::base::recalls::Liveness;
 use crate::net::CLOCK;
 use crate::net::fault::{self, Fault};
+use crate::net::fleet::SuspectReason;
 use crate::net::node::{Connection, DialFault, Node, Request};
 use crate::net::pushed::Pushed;
 use crate::net::script::PublishCommand;
@@ -113,12 +114,13 @@ impl LinkRun {
             self.shared.subscriptions.lock().unconfirm(self.link);
             self.shared.notify_break();
             events::link_lost(self.node.address(), &lost);
-            match lost {
-                Lost::Unused => return,
+            match (lost, self.shared.slot_owners.fleet()) {
+                (Lost::Unused, _) => return,
                 // A waiter marks a silent node as suspect as well. This is done here too, because there may be few
                 // waiters or none.
-                Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
-                Lost::Closed | Lost::Surprise | Lost::NoLogin(_) => self.shared.slot_owners.look(),
+                (Lost::NotMade(_) | Lost::NoAnswer, Some(fleet)) => fleet.suspect(&self.node, SuspectReason::Silent),
+                (Lost::Closed | Lost::Surprise | Lost::NoLogin(_), Some(fleet)) => fleet.look_in_background(),
+                (_, None) => {}
             }
             if began.elapsed() >= MAX_REDIAL {
                 pause = Duration::ZERO;
@@ -202,7 +204,7 @@ impl LinkRun {
         let waits = |channel: &Channel| {
             channel.is_confirmed_at(self.link) && channel.purpose == Purpose::Turns && !channel.listeners.is_empty()
         };
-        if !self.shared.slot_owners.is_single() {
+        if self.shared.slot_owners.fleet().is_some() {
             return Ok(false);
         }
         if deadlines.role_at > Instant::now() {
@@ -272,7 +274,9 @@ impl LinkRun {
             // A replica also confirms subscriptions, so the confirmations do not show that this node is still the
             // primary. Sentinels are therefore asked for the primary here. In a cluster this is not necessary, because
             // each waiter asks the node once a second, and a replica then redirects the waiter.
-            self.shared.slot_owners.look_from_time_to_time();
+            if let Some(fleet) = self.shared.slot_owners.fleet() {
+                fleet.refresh_from_time_to_time();
+            }
         } else if std::mem::take(&mut link.must_prove) {
             // One channel is enough, because one answer on this connection proves that its server is still there.
             deadlines.again.extend(here().next().map(|(name, _)| Arc::clone(name)));
@@ -375,10 +379,11 @@ impl LinkRun {
         refused.times = refused.times.saturating_add(1);
         refused.not_before = pause.map(|pause| Instant::now() + pause);
         drop(subscriptions);
-        match fault {
-            Fault::Moved { address } => self.shared.slot_owners.on_moved(slot, &address, &self.node),
-            Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => self.shared.slot_owners.look(),
-            Fault::Refused { message, .. } => self.tell_refusal(&message),
+        match (fault, self.shared.slot_owners.fleet()) {
+            (Fault::Refused { message, .. }, _) => self.tell_refusal(&message),
+            // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
+            (Fault::Moved { address }, Some(fleet)) => drop(fleet.on_moved(slot, &address, self.node.address())),
+            (Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_), Some(fleet)) => fleet.look_in_background(),
             _ => {}
         }
         let mut subscriptions = self.shared.subscriptions.lock();

@@ -70,7 +70,9 @@ impl PushShared {
                     LOOK.min(self.pace.linger)
                 }
                 MaintenanceOutcome::WithoutLink => {
-                    self.slot_owners.look();
+                    if let Some(fleet) = self.slot_owners.fleet() {
+                        fleet.look_in_background();
+                    }
                     let look = link_pause;
                     link_pause = LOOK.min(look * 2);
                     look

@@ -75,7 +75,9 @@ impl PushShared {
         let is_wanted = self.subscriptions.lock().note_unsubscribed(from, channel, now);
         if is_wanted {
             self.notify_break();
-            self.slot_owners.refresh_after_change();
+            if let Some(fleet) = self.slot_owners.fleet() {
+                fleet.refresh_after_change();
+            }
         }
     }
 
