@@ -65,11 +65,8 @@ pub(crate) struct Memory {
     pub(crate) policy: String,
 }
 
-/// Beginning or end of a finding of one node, for the log.
-enum Change {
-    Begins(String, NodeFinding),
-    Ends(String, NodeFinding),
-}
+/// Findings of one kind of a node, before and after a change, of which there is one.
+type FindingChange = (String, Option<NodeFinding>, Option<NodeFinding>);
 
 impl Condition {
     fn memory_findings(&self) -> impl Iterator<Item = NodeFinding> {
@@ -199,23 +196,21 @@ impl Conditions {
         let changes = self.judge(&mut nodes);
         // The mutex is released first, because log and gauge may call code of the user.
         drop(nodes);
-        for change in changes {
-            match change {
-                Change::Begins(node, finding) => {
-                    self.counts.one_more(finding.kind());
-                    catch_panic(|| events::node_found(&node, &finding));
-                }
-                Change::Ends(node, finding) => {
-                    self.counts.fewer(finding.kind());
-                    catch_panic(|| events::node_mended(&node, finding.kind()));
-                }
+        for (node, before, after) in changes {
+            if let Some(finding) = after {
+                self.counts.one_more(finding.kind());
+                catch_panic(|| events::node_found(&node, &finding));
+            }
+            if let Some(finding) = before {
+                self.counts.fewer(finding.kind());
+                catch_panic(|| events::node_mended(&node, finding.kind()));
             }
         }
     }
 
     /// Determines the findings of all servers again, because a new time of one clock can change the findings of other
     /// servers. Returns the changes.
-    fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<Change> {
+    fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<FindingChange> {
         let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
         let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
         let mut changes = Vec::new();
@@ -225,10 +220,9 @@ impl Conditions {
             let before = std::mem::replace(&mut known.findings, findings);
             for kind in FindingKind::ALL {
                 let of_kind = |findings: &[NodeFinding]| findings.iter().find(|other| other.kind() == kind).cloned();
-                match (of_kind(&before), of_kind(&known.findings)) {
-                    (None, Some(finding)) => changes.push(Change::Begins(node.clone(), finding)),
-                    (Some(finding), None) => changes.push(Change::Ends(node.clone(), finding)),
-                    _ => {}
+                let (before, after) = (of_kind(&before), of_kind(&known.findings));
+                if before.is_some() != after.is_some() {
+                    changes.push((node.clone(), before, after));
                 }
             }
         }

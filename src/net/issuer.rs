@@ -87,12 +87,6 @@ impl IssuerState {
     fn newer_than(&self, number: u64) -> Option<Issued> {
         self.newest.clone().filter(|issued| issued.number > number)
     }
-
-    /// Returns the number of the call whose answer a dial needs: the call that runs or has just begun, or the next one.
-    fn call_for_dial(&self, now: Instant) -> u64 {
-        let is_recent = self.begun_at.is_some_and(|at| now.duration_since(at) < MIN_PAUSE) && self.failure.is_none();
-        if self.is_running() || is_recent { self.begun } else { self.begun + 1 }
-    }
 }
 
 impl Issuer {
@@ -115,7 +109,10 @@ impl Issuer {
             let state = self.shared.state.borrow();
             let began = state.begun_at.filter(|_| state.is_running()).unwrap_or(now);
             let deadline = if state.newest.is_some() { began + limit } else { now + limit * 2 };
-            (state.call_for_dial(now), deadline)
+            // A dial needs the answer of the call that runs or has just begun, or of the next one.
+            let is_recent =
+                state.begun_at.is_some_and(|at| now.duration_since(at) < MIN_PAUSE) && state.failure.is_none();
+            (if state.is_running() || is_recent { state.begun } else { state.begun + 1 }, deadline)
         };
         self.want(call);
         let is_answered = match &self.shared.provider {

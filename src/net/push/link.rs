@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{PushKind, RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -77,13 +77,6 @@ pub(super) enum Lost {
 enum Verb {
     Subscribe,
     Unsubscribe,
-}
-
-/// Reason why the task takes a channel into a batch: it may have changed, or it is due for a regular new subscription.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Look {
-    New,
-    Again,
 }
 
 /// Command for one channel: its verb, and the name of the channel.
@@ -287,17 +280,17 @@ impl LinkRun {
         link.asked = main;
         let mut commands = Vec::new();
         while commands.len() < MAX_BATCH {
-            let todo = link.todo.pop_front().map(|name| (name, Look::New));
-            let Some((name, look)) = todo.or_else(|| deadlines.again.pop().map(|name| (name, Look::Again))) else {
-                break;
-            };
+            // A channel is taken because it may have changed, or because it is due for a regular new subscription.
+            let changed = link.todo.pop_front();
+            let is_due_again = changed.is_none();
+            let Some(name) = changed.or_else(|| deadlines.again.pop()) else { break };
             let channel = subscriptions.channels.get(&name).filter(|channel| channel.owner_link == Some(self.link));
             let not_before = channel.and_then(|channel| channel.refused.as_ref()?.not_before);
             match channel {
                 Some(_) if not_before.is_some_and(|at| at > now) => {
                     deadlines.refused.insert((not_before.unwrap_or(now), name));
                 }
-                Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
+                Some(channel) if is_due_again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
                 None if link.leftovers.contains(&name) => commands.push((Verb::Unsubscribe, name)),
                 Some(_) | None => {}
             }
@@ -324,7 +317,7 @@ impl LinkRun {
         let mut refusals = Vec::new();
         for ((verb, channel), reply) in batch.iter().zip(replies) {
             match reply {
-                Value::Push { kind, data } if Pushed::of_library(&kind, &data) == Some(verb.confirmation(channel)) => {}
+                Value::Push { kind, data } if verb.is_confirmed_by(&kind, &data, channel) => {}
                 Value::ServerError(error) => refusals.push((*verb, channel, error)),
                 _ => return Err(Lost::Surprise),
             }
@@ -426,10 +419,13 @@ impl Verb {
         }
     }
 
-    fn confirmation(self, channel: &str) -> Pushed<'_> {
-        match self {
-            Self::Subscribe => Pushed::Subscribed { channel },
-            Self::Unsubscribe => Pushed::Unsubscribed { channel },
-        }
+    /// Returns true if a push that the `redis` crate has decoded confirms this command for the channel.
+    fn is_confirmed_by(self, kind: &PushKind, data: &[Value], channel: &str) -> bool {
+        let confirmed = match kind {
+            PushKind::SSubscribe | PushKind::Subscribe => Self::Subscribe,
+            PushKind::SUnsubscribe | PushKind::Unsubscribe => Self::Unsubscribe,
+            _ => return false,
+        };
+        confirmed == self && matches!(data.first(), Some(Value::BulkString(name)) if *name == channel.as_bytes())
     }
 }
