@@ -212,7 +212,9 @@ impl Conditions {
     /// servers. Returns the changes.
     fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<FindingChange> {
         let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
-        let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
+        // How far this machine's clock is ahead of the clock that gives moments.
+        let wall_ahead_us = micros(wall_clock()).saturating_sub(micros(Duration::from_nanos(CLOCK.now().as_nanos())));
+        let mut skews = clock_skews(&readings, wall_ahead_us, self.max_skew).into_iter();
         let mut changes = Vec::new();
         for (node, known) in nodes {
             let skew = known.clock.and_then(|_| skews.next().flatten());
@@ -228,12 +230,11 @@ impl Conditions {
         }
         changes
     }
+}
 
-    /// Returns how far this machine's clock is ahead of the clock that gives [`Moment`]s, in microseconds.
-    fn wall_ahead_us(&self) -> i64 {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        micros(wall).saturating_sub(micros(Duration::from_nanos(CLOCK.now().as_nanos())))
-    }
+/// Returns the time of this machine's clock since 1970.
+pub(super) fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 impl Drop for Conditions {

@@ -1,7 +1,7 @@
 //! Questions to all servers of a manager, such as those for their health and their keys.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -14,6 +14,7 @@ use crate::base::key::slot_of;
 use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
 use crate::net::CLOCK;
+use crate::net::conditions::wall_clock;
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::Fleet;
 use crate::net::node::{Node, hello_field, info, info_field, info_text, list_items, parse_time};
@@ -222,11 +223,6 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
     node.note_memory(memory);
     health.findings = node.memory_findings();
     Ok(health)
-}
-
-/// Returns the time of this machine's clock since 1970.
-fn wall_clock() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {

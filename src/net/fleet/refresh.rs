@@ -314,9 +314,8 @@ impl Fleet {
         };
         // The time limit includes the dial. If the connection is ready later, the next question uses it.
         let answer = tokio::time::timeout(self.setup.limits.response_timeout, asking).await;
-        let no_answer = || Fault::unsent("no answer in time");
         let answer = answer
-            .unwrap_or_else(|_| Err(no_answer()))
+            .unwrap_or_else(|_| Err(Fault::unsent("no answer in time")))
             .map_err(|fault| fault.at(&shown(&address, &self.announced.source(&address))));
         (address, answer)
     }

@@ -115,18 +115,19 @@ impl Steps {
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let (login, then) = (hello(settings), after_login(settings));
         let count = then.len() + questions.len();
-        let (wire, mut opening) = Wire::open(stream, push_handler, &self.answer_memory, count, |bytes| {
+        let answer_memory = Arc::clone(&self.answer_memory);
+        let (wire, first, others) = Wire::open(stream, push_handler, answer_memory, count, |bytes| {
             iter::once(&login).chain(&then).for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
         // The answer to `HELLO` is read before the other answers. A server that accepts no more clients sends its
         // reason in this place, and then closes the connection.
-        let mut hello = self.take(Step::Greeting, opening.first()).await?;
+        let mut hello = self.take(Step::Greeting, first).await?;
         let is_unknown = is_unknown(&hello, settings);
         if !is_unknown {
             check(hello.clone()).map_err(not_sent)?;
         }
-        let mut answers = match self.take(Step::Greeting, opening.others()).await {
+        let mut answers = match self.take(Step::Greeting, others).await {
             Ok(answers) => answers,
             // The server has said why it closes the connection.
             Err(closed) => return Err(check(hello).map_or_else(not_sent, |()| closed)),

@@ -220,37 +220,41 @@ impl WireState {
 }
 
 impl Wire {
-    /// Opens a wire on a stream. Sends one first question and `count` further questions, which `encode` appends.
+    /// Opens a wire on a stream. Sends one first question and `count` further questions, which `encode` appends. Also
+    /// returns a future for the answer to the first question, and one for the other answers.
     ///
     /// The questions are sent before anything is read. A server that accepts no more clients sends an error and closes
-    /// the connection. This error is then the answer to the first question.
+    /// the connection. This error is then the answer to the first question, and the only answer.
     pub(super) fn open(
         stream: Stream,
         push_handler: PushHandler,
-        memory: &Arc<AnswerMemory>,
+        memory: Arc<AnswerMemory>,
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
-    ) -> (Self, Opening) {
+    ) -> (Self, impl Future<Output = Result<Value, RedisError>>, impl Future<Output = Result<Vec<Value>, RedisError>>)
+    {
         let (reader, writer) = stream.into_split();
         let state = WireState { writer: Some(Arc::new(writer)), ..WireState::default() };
         let (process, state) = (Process::current(), Mutex::new(state));
         let shared = Arc::new(WireShared { process, state, driver: AtomicWaker::new(), maps: AtomicUsize::new(0) });
-        let reservation = Reservation::none(Arc::clone(memory));
         let (sender, first) = oneshot::channel();
         let (pipeline, others) = Requester::of_many(Of::Questions, count);
         // The result is ignored, because the driver task handles errors of the stream.
         drop(shared.send(encode, [Requester::One(sender), pipeline]));
-        let scan = Scan { has_listed_pushes: push_handler.is_subscribing(), ..Scan::default() };
+        let (scan, reservation) = (Scan::default(), Reservation::none(memory));
+        let mut inbox = Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan, reservation };
+        inbox.scan.has_listed_pushes = push_handler.is_subscribing();
         let driver = WireDriver {
             shared: Arc::clone(&shared),
-            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan, reservation },
+            inbox,
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,
             push_handler,
         };
-        let opening = Opening { shared: Arc::clone(&shared), first, others };
-        (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
+        let (asking, asking_others) = (Arc::clone(&shared), Arc::clone(&shared));
+        let wire = Self { shared, driver: process::spawn(driver.run()).abort_handle() };
+        (wire, async move { asking.one(first.await) }, async move { asking_others.all(others.await) })
     }
 
     /// Sends `count` requests, which `encode` appends, with one write.
@@ -277,25 +281,6 @@ impl Wire {
         // If the connection has ended, `send` drops the senders. Then both futures return the reason of the end.
         drop(self.send(encode, [pipeline, Requester::One(sender)]));
         (Box::pin(async { self.all(answers.await) }), Box::pin(async { self.one(last.await) }))
-    }
-}
-
-/// Answers to the first questions on a wire.
-pub(super) struct Opening {
-    shared: Arc<WireShared>,
-    first: oneshot::Receiver<Weighed>,
-    others: oneshot::Receiver<Answers>,
-}
-
-impl Opening {
-    /// Returns the answer to the first question. A server that accepts no more clients answers no other question.
-    pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
-        self.shared.one((&mut self.first).await)
-    }
-
-    /// Returns the answers to the other questions.
-    pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
-        self.shared.all(self.others.await)
     }
 }
 

@@ -113,11 +113,11 @@ async fn greeted(push_handler: PushHandler, stream: Stream, server: impl Socket 
         server
     };
     let greeting = async {
-        let (wire, mut opening) = Wire::open(stream, push_handler, &Arc::default(), 1, |bytes| {
+        let (wire, first, others) = Wire::open(stream, push_handler, Arc::default(), 1, |bytes| {
             ["HELLO", "TIME"].iter().for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
         });
-        opening.first().await.expect("greeted");
-        opening.others().await.expect("greeted");
+        first.await.expect("greeted");
+        others.await.expect("greeted");
         wire.shared.state.lock().writes = 0;
         wire
     };
