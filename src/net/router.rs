@@ -292,7 +292,7 @@ impl Router {
     /// one by one, and follow redirects. This is done for a single call, and for calls whose route is unknown, for
     /// example because their slot is migrating.
     ///
-    /// Returns one answer for each call, in the order of the calls. All calls have this route.
+    /// Returns one answer for each call, in the order of the calls. `route` is the route of all calls.
     pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
         let _in_flight = CountGuard::new(&self.in_flight, calls.len());
         let node = match &self.slot_owners {

@@ -16,7 +16,7 @@ pub(super) struct PushHandler {
 }
 
 impl PushHandler {
-    /// Returns the handlers of one connection. Only a connection that carries subscriptions needs the handler for pushes.
+    /// Returns the handlers of one connection. Only a connection that carries subscriptions needs a handler for pushes.
     pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>, on_push: Option<OnPush>) -> Self {
         Self { is_closed, on_loss, on_push }
     }

@@ -293,8 +293,8 @@ impl Requester {
 }
 
 impl WireShared {
-    /// Raises the size limit of answers until the guard is dropped. The caller waits for the slot map of a cluster, which
-    /// may be larger than other answers.
+    /// Raises the size limit of answers until the guard is dropped. The caller waits for the slot map of a cluster,
+    /// which may be larger than other answers.
     pub(super) fn await_map(&self) -> CountGuard<'_> {
         CountGuard::new(&self.maps, 1)
     }

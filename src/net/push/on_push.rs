@@ -131,8 +131,8 @@ impl Subscriptions {
         is_wanted
     }
 
-    /// Notes a confirmation that a server has pushed. Returns the notification for the listeners, or `None` if the channel
-    /// is no longer wanted on this link, or if the connection was given up. Fails if this process expected no
+    /// Notes a confirmation that a server has pushed. Returns the notification for the listeners. Returns `None` if the
+    /// channel is no longer wanted on this link, or if the connection was given up. Fails if this process expected no
     /// confirmation of the channel.
     fn confirm(&mut self, from: Origin, name: &str) -> Result<Option<ChannelNotification>, Lost> {
         let epoch = self.next_number().get();

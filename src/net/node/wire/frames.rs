@@ -21,8 +21,8 @@ const MAX_DEPTH: usize = 32;
 pub(super) const MAX_BYTES: usize = 6 << 20;
 /// Longest text within an answer, in bytes.
 const MAX_TEXT: usize = 4 << 20;
-/// Limit for the memory of an answer, in bytes. It covers the bytes of the answer as received, its bytes as decoded, and
-/// the overhead of each list element.
+/// Limit for the memory of an answer, in bytes. It covers the bytes of the answer as received, its bytes as decoded,
+/// and the overhead of each list element.
 pub(super) const MAX_WEIGHT: usize = 12 << 20;
 /// Memory of one list element in bytes: the size of its value, and the overhead of one allocation.
 const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
