@@ -65,7 +65,7 @@ pub(crate) struct Memory {
     pub(crate) policy: String,
 }
 
-/// Findings of one kind of a node, before and after a change, of which there is one.
+/// Node, with its finding of one kind before a change and after it. Exactly one of the two exists.
 type FindingChange = (String, Option<NodeFinding>, Option<NodeFinding>);
 
 impl Condition {
@@ -232,16 +232,16 @@ impl Conditions {
     }
 }
 
-/// Returns the time of this machine's clock since 1970.
-pub(super) fn wall_clock() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
 impl Drop for Conditions {
     fn drop(&mut self) {
         let findings = self.nodes.get_mut().values().flat_map(|known| &known.findings);
         findings.for_each(|finding| self.counts.fewer(finding.kind()));
     }
+}
+
+/// Returns the time of this machine's clock since 1970.
+pub(super) fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(all(test, feature = "metrics"))]
