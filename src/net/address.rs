@@ -11,7 +11,7 @@ use crate::net::tls::Connector;
 /// Parses all URLs of a topology. Refuses an empty list.
 pub(super) fn parse_all(urls: &[String], tls: &Tls) -> Result<Vec<ConnectionInfo>> {
     let infos = urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>>>()?;
-    let secure = infos.iter().filter(|info| speaks_tls(info)).count();
+    let secure = infos.iter().filter(|info| matches!(info.addr(), ConnectionAddr::TcpTls { .. })).count();
     first(&infos)?;
     if secure == 0 && *tls != Tls::new() {
         let reason = "there are certificates or a server name, and the URLs are not rediss://";
@@ -56,7 +56,8 @@ fn parse(url: &str) -> Result<ConnectionInfo> {
     if plain.is_some() && cfg!(not(feature = "tls")) {
         return invalid("TLS needs the cargo feature `tls` of redis-rwlock");
     }
-    if !is_socket(url) && at_sign_behind_host(url) {
+    let is_socket = url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"));
+    if !is_socket && at_sign_behind_host(url) {
         return invalid("an @ behind the host: what a user name or password has of `/?#@` must be percent-encoded");
     }
     let mut info = plain.as_deref().unwrap_or(url).into_connection_info().map_err(|_| invalid_url())?;
@@ -96,20 +97,12 @@ fn with_tls(info: ConnectionInfo) -> ConnectionInfo {
     }
 }
 
-fn is_socket(url: &str) -> bool {
-    url.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("unix"))
-}
-
 /// Returns true if an `@` follows the host. The part before the `@` is then most likely a password with a character
 /// that is not percent-encoded. The `redis` crate would take a piece of the password for the host, show it in errors,
 /// and send it to a name server.
 fn at_sign_behind_host(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.find(['/', '?', '#']).is_some_and(|end| rest[end..].contains('@'))
-}
-
-fn speaks_tls(info: &ConnectionInfo) -> bool {
-    matches!(info.addr(), ConnectionAddr::TcpTls { .. })
 }
 
 fn invalid<T>(reason: &str) -> Result<T> {

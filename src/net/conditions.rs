@@ -65,11 +65,8 @@ pub(crate) struct Memory {
     pub(crate) policy: String,
 }
 
-/// Beginning or end of a finding of one node, for the log.
-enum Change {
-    Begins(String, NodeFinding),
-    Ends(String, NodeFinding),
-}
+/// Node, with its finding of one kind before a change and after it. Exactly one of the two exists.
+type FindingChange = (String, Option<NodeFinding>, Option<NodeFinding>);
 
 impl Condition {
     fn memory_findings(&self) -> impl Iterator<Item = NodeFinding> {
@@ -199,25 +196,25 @@ impl Conditions {
         let changes = self.judge(&mut nodes);
         // The mutex is released first, because log and gauge may call code of the user.
         drop(nodes);
-        for change in changes {
-            match change {
-                Change::Begins(node, finding) => {
-                    self.counts.one_more(finding.kind());
-                    catch_panic(|| events::node_found(&node, &finding));
-                }
-                Change::Ends(node, finding) => {
-                    self.counts.fewer(finding.kind());
-                    catch_panic(|| events::node_mended(&node, finding.kind()));
-                }
+        for (node, before, after) in changes {
+            if let Some(finding) = after {
+                self.counts.one_more(finding.kind());
+                catch_panic(|| events::node_found(&node, &finding));
+            }
+            if let Some(finding) = before {
+                self.counts.fewer(finding.kind());
+                catch_panic(|| events::node_mended(&node, finding.kind()));
             }
         }
     }
 
     /// Determines the findings of all servers again, because a new time of one clock can change the findings of other
     /// servers. Returns the changes.
-    fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<Change> {
+    fn judge(&self, nodes: &mut BTreeMap<String, Condition>) -> Vec<FindingChange> {
         let readings: Vec<_> = nodes.values().filter_map(|known| known.clock).collect();
-        let mut skews = clock_skews(&readings, self.wall_ahead_us(), self.max_skew).into_iter();
+        // How far this machine's clock is ahead of the clock that gives moments.
+        let wall_ahead_us = micros(wall_clock()).saturating_sub(micros(Duration::from_nanos(CLOCK.now().as_nanos())));
+        let mut skews = clock_skews(&readings, wall_ahead_us, self.max_skew).into_iter();
         let mut changes = Vec::new();
         for (node, known) in nodes {
             let skew = known.clock.and_then(|_| skews.next().flatten());
@@ -225,20 +222,13 @@ impl Conditions {
             let before = std::mem::replace(&mut known.findings, findings);
             for kind in FindingKind::ALL {
                 let of_kind = |findings: &[NodeFinding]| findings.iter().find(|other| other.kind() == kind).cloned();
-                match (of_kind(&before), of_kind(&known.findings)) {
-                    (None, Some(finding)) => changes.push(Change::Begins(node.clone(), finding)),
-                    (Some(finding), None) => changes.push(Change::Ends(node.clone(), finding)),
-                    _ => {}
+                let (before, after) = (of_kind(&before), of_kind(&known.findings));
+                if before.is_some() != after.is_some() {
+                    changes.push((node.clone(), before, after));
                 }
             }
         }
         changes
-    }
-
-    /// Returns how far this machine's clock is ahead of the clock that gives [`Moment`]s, in microseconds.
-    fn wall_ahead_us(&self) -> i64 {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        micros(wall).saturating_sub(micros(Duration::from_nanos(CLOCK.now().as_nanos())))
     }
 }
 
@@ -247,6 +237,11 @@ impl Drop for Conditions {
         let findings = self.nodes.get_mut().values().flat_map(|known| &known.findings);
         findings.for_each(|finding| self.counts.fewer(finding.kind()));
     }
+}
+
+/// Returns the time of this machine's clock since 1970.
+pub(super) fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(all(test, feature = "metrics"))]

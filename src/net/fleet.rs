@@ -25,11 +25,9 @@ use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo};
 use tokio::sync::watch;
 
-use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::error::Result;
 use crate::base::lease::Moment;
 use crate::base::metrics::Counter;
-use crate::base::options::Options;
 use crate::base::single_task::SingleTask;
 use crate::base::topology::{Access, AddressSource};
 use crate::net::CLOCK;
@@ -37,7 +35,7 @@ use crate::net::address::{address_of, check_members, first, with_credentials, wi
 use crate::net::announced::Announced;
 use crate::net::fault::Fault;
 use crate::net::members::{MAX_ASKED, Members};
-use crate::net::node::{DialFault, Limits, Node, OnLoss, ReplicaNames, Reports, Role};
+use crate::net::node::{DialFault, Node, NodeSetup, OnLoss, ReplicaNames};
 use crate::net::sentinels::Sentinels;
 use crate::net::slots::SlotMap;
 
@@ -46,13 +44,14 @@ const MIGRATION: Duration = Duration::from_secs(1);
 
 pub(super) struct Fleet {
     me: Weak<Self>,
-    map_source: MapSource,
+    /// Members of the cluster. Any member can give the map. There are none behind Sentinels.
+    members: Mutex<Members>,
+    /// Sentinels. They name one primary, which owns all slots. `None` in a cluster.
+    pub(super) sentinels: Option<Arc<Sentinels>>,
     pub(super) announced: Announced,
     /// Connection settings of all nodes. The address in these settings is not used.
     template: ConnectionInfo,
-    pub(super) reports: Reports,
-    pub(super) limits: Limits,
-    background_runtime: BackgroundRuntime,
+    pub(super) setup: NodeSetup,
     nodes: Mutex<HashMap<String, Arc<Node>>>,
     pub(super) map: watch::Sender<SlotMap>,
     suspects: Mutex<HashMap<String, SuspectReason>>,
@@ -70,7 +69,7 @@ pub(super) struct Fleet {
     /// Lock for a question to the map source, so that only one task asks at a time. It holds the outcome of the last
     /// question.
     refresh_lock: tokio::sync::Mutex<Asked>,
-    map_refreshes: AtomicU64,
+    pub(super) map_refreshes: AtomicU64,
     map_refreshes_counter: Counter,
     /// Slot map at the time of the last log message about owners.
     told: Mutex<SlotMap>,
@@ -90,75 +89,54 @@ pub(super) enum SuspectReason {
     Refuses,
 }
 
-/// Source of the slot map.
-enum MapSource {
-    /// Members of the cluster. Any member can give the map.
-    Members(Mutex<Members>),
-    /// Sentinels. They name one primary, which owns all slots.
-    Sentinels(Arc<Sentinels>),
-}
-
 impl std::fmt::Debug for Fleet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.map_source {
-            MapSource::Members(members) => f.debug_tuple("Cluster").field(&members.lock().len()).finish(),
-            MapSource::Sentinels(sentinels) => sentinels.fmt(f),
+        match &self.sentinels {
+            None => f.debug_tuple("Cluster").field(&self.members.lock().len()).finish(),
+            Some(sentinels) => sentinels.fmt(f),
         }
     }
 }
 
 impl Fleet {
-    pub(super) fn cluster(
-        infos: Vec<ConnectionInfo>,
-        access: &Access,
-        reports: Reports,
-        options: &Options,
-        background_runtime: BackgroundRuntime,
-    ) -> Result<Arc<Self>> {
-        check_members(&infos)?;
+    pub(super) fn cluster(infos: &[ConnectionInfo], access: &Access, setup: NodeSetup) -> Result<Arc<Self>> {
+        check_members(infos)?;
         let seeds = || infos.iter().map(|info| address_of(info.addr()));
-        let map_source = MapSource::Members(Mutex::new(Members::new(seeds())));
         let announced =
             Announced::new(access.remap.clone(), seeds(), |at, announced| AddressSource::Cluster { at, announced });
-        let reports = Reports { replica_names: ReplicaNames::Primary, ..reports };
-        let limits = Limits::new(options, Role::ClusterMember);
-        Ok(Self::new(map_source, announced, first(&infos)?.clone(), reports, limits, background_runtime))
+        let setup = NodeSetup { replica_names: ReplicaNames::Primary, ..setup };
+        Ok(Self::new(Members::new(seeds()), None, announced, first(infos)?.clone(), setup))
     }
 
     pub(super) fn behind_sentinels(
         primary: &str,
         infos: Vec<ConnectionInfo>,
         access: &Access,
-        reports: Reports,
-        options: &Options,
-        background_runtime: BackgroundRuntime,
+        setup: NodeSetup,
     ) -> Result<Arc<Self>> {
-        let secrets = Arc::clone(&reports.secrets);
+        let secrets = Arc::clone(&setup.secrets);
         let template = with_credentials(first(&infos)?.clone(), access.primary_credentials.as_ref());
-        let sentinels = Arc::new(Sentinels::new(primary, infos, secrets, options.response_timeout));
+        let sentinels = Arc::new(Sentinels::new(primary, infos, secrets, setup.limits.response_timeout));
         let announced =
             Announced::new(access.remap.clone(), [], |at, announced| AddressSource::Sentinel { at, announced });
-        let reports = Reports { replica_names: ReplicaNames::Sentinels(Arc::clone(&sentinels)), ..reports };
-        let limits = Limits::new(options, Role::Standalone);
-        Ok(Self::new(MapSource::Sentinels(sentinels), announced, template, reports, limits, background_runtime))
+        let setup = NodeSetup { replica_names: ReplicaNames::Sentinels(Arc::clone(&sentinels)), ..setup };
+        Ok(Self::new(Members::new([]), Some(sentinels), announced, template, setup))
     }
 
     fn new(
-        map_source: MapSource,
+        members: Members,
+        sentinels: Option<Arc<Sentinels>>,
         announced: Announced,
         template: ConnectionInfo,
-        reports: Reports,
-        limits: Limits,
-        background_runtime: BackgroundRuntime,
+        setup: NodeSetup,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
-            map_source,
+            members: Mutex::new(members),
+            sentinels,
             announced,
             template,
-            reports,
-            limits,
-            background_runtime,
+            setup,
             nodes: Mutex::default(),
             map: watch::Sender::new(SlotMap::default()),
             suspects: Mutex::default(),
@@ -195,10 +173,10 @@ impl Fleet {
     }
 
     fn new_node(&self, address: &str, on_loss: Option<OnLoss>) -> Result<Node, Fault> {
-        let reports = Reports { on_loss, source: self.announced.source(address), ..self.reports.clone() };
+        let setup = NodeSetup { on_loss, source: self.announced.source(address), ..self.setup.clone() };
         let unusable = || Fault::unsent(format!("{address:?} is no address of a node"));
         let info = self.template.clone().set_addr(self.address_like_ours(address).ok_or_else(unusable)?);
-        Ok(Node::new(address, info, self.limits, self.background_runtime.clone(), reports))
+        Ok(Node::new(address, info, setup))
     }
 
     fn address_like_ours(&self, address: &str) -> Option<ConnectionAddr> {
@@ -230,7 +208,7 @@ impl Fleet {
 
     /// Notes that `member` has named `address` as the new owner of a slot. Refreshes the map, because other slots may
     /// have moved too.
-    pub(super) fn on_moved(self: &Arc<Self>, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
+    pub(super) fn on_moved(&self, slot: u16, address: &str, member: &str) -> Result<Arc<Node>, Fault> {
         let address = self.announced.on_announced(address, member);
         self.map.send_modify(|map| map.set_owner(slot, &address));
         self.look_in_background();
@@ -269,7 +247,7 @@ impl Fleet {
 
     /// Marks a node as suspect, because it did not answer or cannot serve its slots. Then asks the map source for the
     /// owners.
-    pub(super) fn suspect(self: &Arc<Self>, node: &Node, suspect_reason: SuspectReason) {
+    pub(super) fn suspect(&self, node: &Node, suspect_reason: SuspectReason) {
         self.change_suspects(|suspects| {
             suspects.insert(node.address().to_owned(), suspect_reason);
         });
@@ -300,13 +278,6 @@ impl Fleet {
         }
     }
 
-    fn is_member(&self, address: &str) -> bool {
-        match &self.map_source {
-            MapSource::Members(members) => members.lock().has(address),
-            MapSource::Sentinels(_) => false,
-        }
-    }
-
     /// Returns a node for a single question. If the fleet does not have the node, creates it without adding it to the
     /// fleet.
     pub(super) fn passing_node(&self, address: &str) -> Result<Arc<Node>, Fault> {
@@ -323,26 +294,12 @@ impl Fleet {
 
     /// Returns the addresses of the cluster members that the user named.
     pub(super) fn seeds(&self) -> Vec<Arc<str>> {
-        match &self.map_source {
-            MapSource::Members(members) => members.lock().seeds(),
-            MapSource::Sentinels(_) => Vec::new(),
-        }
-    }
-
-    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
-        match &self.map_source {
-            MapSource::Members(_) => None,
-            MapSource::Sentinels(sentinels) => Some(sentinels),
-        }
+        self.members.lock().seeds()
     }
 
     pub(super) fn reconnects(&self) -> u64 {
         let nodes: u64 = self.nodes.lock().values().map(|node| node.reconnects()).sum();
         nodes + self.past_reconnects.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn map_refreshes(&self) -> u64 {
-        self.map_refreshes.load(Ordering::Relaxed)
     }
 
     /// Succeeds as soon as a primary has answered. Behind Sentinels, this is the primary that they name. In a cluster,
@@ -351,9 +308,7 @@ impl Fleet {
         self.refresh().await?;
         let mut owners: Vec<_> = self.known_map().owners().cloned().collect();
         let is_connected = |owner: &Arc<str>| self.nodes.lock().get(&**owner).is_some_and(|node| node.is_connected());
-        if let MapSource::Members(_) = self.map_source
-            && owners.iter().any(is_connected)
-        {
+        if self.sentinels.is_none() && owners.iter().any(is_connected) {
             return Ok(());
         }
         fastrand::shuffle(&mut owners);

@@ -11,6 +11,7 @@
 //! it returns.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -51,12 +52,17 @@ pub(super) struct Issuer {
     shared: Arc<IssuerShared>,
     background_runtime: BackgroundRuntime,
     task: Mutex<Option<AbortHandle>>,
+    /// True if the log has reported that a server refuses new credentials on an open connection. Cleared when a server
+    /// accepts some.
+    pub(super) is_refusal_told: AtomicBool,
 }
 
 /// State that the callers, the task and the connections share.
 struct IssuerShared {
     provider: Provider,
     state: watch::Sender<IssuerState>,
+    /// True if the log has reported the failure of the provider. Cleared by the next success.
+    is_told: AtomicBool,
 }
 
 #[derive(Default)]
@@ -70,11 +76,6 @@ struct IssuerState {
     begun_at: Option<Instant>,
     /// Reason why the last call failed.
     failure: Option<String>,
-    /// True if the log has reported the failure. Cleared by the next success.
-    is_told: bool,
-    /// True if the log has reported that a server refuses new credentials on an open connection. Cleared when a server
-    /// accepts some.
-    is_refusal_told: bool,
 }
 
 impl IssuerState {
@@ -86,24 +87,17 @@ impl IssuerState {
     fn newer_than(&self, number: u64) -> Option<Issued> {
         self.newest.clone().filter(|issued| issued.number > number)
     }
-
-    /// Returns true if the issuer has credentials, or knows why there are none.
-    #[cfg(feature = "streaming-credentials")]
-    fn has_item(&self) -> bool {
-        self.newest.is_some() || self.failure.is_some()
-    }
-
-    /// Returns the number of the call whose answer a dial needs: the call that runs or has just begun, or the next one.
-    fn call_for_dial(&self, now: Instant) -> u64 {
-        let is_recent = self.begun_at.is_some_and(|at| now.duration_since(at) < MIN_PAUSE) && self.failure.is_none();
-        if self.is_running() || is_recent { self.begun } else { self.begun + 1 }
-    }
 }
 
 impl Issuer {
     pub(super) fn new(provider: &Provider, background_runtime: &BackgroundRuntime) -> Self {
-        let shared = IssuerShared { provider: provider.clone(), state: watch::Sender::default() };
-        Self { shared: Arc::new(shared), background_runtime: background_runtime.clone(), task: Mutex::default() }
+        let (state, is_told) = (watch::Sender::default(), AtomicBool::new(false));
+        Self {
+            shared: Arc::new(IssuerShared { provider: provider.clone(), state, is_told }),
+            background_runtime: background_runtime.clone(),
+            task: Mutex::default(),
+            is_refusal_told: AtomicBool::new(false),
+        }
     }
 
     /// Returns the credentials for a new connection. Waits for the provider for at most `limit`, counted from the
@@ -115,27 +109,28 @@ impl Issuer {
             let state = self.shared.state.borrow();
             let began = state.begun_at.filter(|_| state.is_running()).unwrap_or(now);
             let deadline = if state.newest.is_some() { began + limit } else { now + limit * 2 };
-            (state.call_for_dial(now), deadline)
+            // A dial needs the answer of the call that runs or has just begun, or of the next one.
+            let is_recent =
+                state.begun_at.is_some_and(|at| now.duration_since(at) < MIN_PAUSE) && state.failure.is_none();
+            (if state.is_running() || is_recent { state.begun } else { state.begun + 1 }, deadline)
         };
         self.want(call);
         let is_answered = match &self.shared.provider {
             Provider::Function(_) => self.until(deadline, |state| state.ended >= call).await,
             #[cfg(feature = "streaming-credentials")]
-            Provider::Stream(_) => self.until(deadline, IssuerState::has_item).await,
+            // The stream has an item if there are credentials, or a reason why there are none.
+            Provider::Stream(_) => {
+                self.until(deadline, |state| state.newest.is_some() || state.failure.is_some()).await
+            }
         };
-        let newest = self.shared.state.borrow().newest.clone();
-        match newest {
-            Some(issued) => {
-                if !is_answered {
-                    self.shared.tell_failure(&no_answer(limit));
-                }
-                Ok(issued)
-            }
-            None if is_answered => {
-                Err(self.shared.state.borrow().failure.clone().unwrap_or_else(|| no_answer(limit * 2)))
-            }
-            None => Err(no_answer(limit * 2)),
+        if !is_answered {
+            self.shared.tell_failure(&no_answer(limit));
         }
+        let state = self.shared.state.borrow();
+        state
+            .newest
+            .clone()
+            .ok_or_else(|| state.failure.clone().filter(|_| is_answered).unwrap_or_else(|| no_answer(limit * 2)))
     }
 
     /// Asks the provider once more, because a server has refused the credentials with this number. Returns newer
@@ -155,28 +150,10 @@ impl Issuer {
         self.shared.state.borrow().newer_than(refused)
     }
 
-    /// Returns the changes of the credentials, for one connection.
-    pub(super) fn changes(&self) -> Changes {
-        Changes(self.shared.state.subscribe())
-    }
-
-    /// Notes that a server has accepted new credentials on an open connection.
-    pub(super) fn note_accepted(&self) {
-        self.shared.state.send_if_modified(|state| {
-            state.is_refusal_told = false;
-            false
-        });
-    }
-
-    /// Notes that a server has refused new credentials on an open connection. Returns true if the log has to report it,
-    /// because it has not done so since a server accepted some.
-    pub(super) fn note_refused(&self) -> bool {
-        let mut is_new = false;
-        self.shared.state.send_if_modified(|state| {
-            is_new = !std::mem::replace(&mut state.is_refusal_told, true);
-            false
-        });
-        is_new
+    /// Waits until there are newer credentials than those with this number.
+    pub(super) async fn newer_than(&self, number: u64) -> Option<Issued> {
+        let mut state = self.shared.state.subscribe();
+        state.wait_for(|state| state.newer_than(number).is_some()).await.ok()?.newest.clone()
     }
 
     /// Waits until the condition holds, or until the deadline. Returns true if the condition holds.
@@ -209,16 +186,6 @@ impl Drop for Issuer {
         if let Some(task) = self.task.get_mut() {
             task.abort();
         }
-    }
-}
-
-/// Changes of the credentials, for one open connection.
-pub(super) struct Changes(watch::Receiver<IssuerState>);
-
-impl Changes {
-    /// Waits until there are newer credentials than those with this number. Returns `None` if the issuer was dropped.
-    pub(super) async fn newer_than(&mut self, number: u64) -> Option<Issued> {
-        self.0.wait_for(|state| state.newer_than(number).is_some()).await.ok()?.newest.clone()
     }
 }
 
@@ -278,7 +245,8 @@ impl IssuerShared {
             state.ended = state.begun;
             match answer {
                 Ok(credentials) => {
-                    (state.failure, state.is_told) = (None, false);
+                    state.failure = None;
+                    self.is_told.store(false, Ordering::Relaxed);
                     let newest = state.newest.as_ref();
                     if newest.is_none_or(|newest| !newest.credentials.is_same_login(&credentials)) {
                         let number = newest.map_or(1, |newest| newest.number + 1);
@@ -297,12 +265,8 @@ impl IssuerShared {
     /// Logs a failure of the provider, unless the log has one since the last success. Without any credentials, the dial
     /// fails and reports the reason.
     fn tell_failure(&self, failure: &str) {
-        let mut is_new = false;
-        self.state.send_if_modified(|state| {
-            is_new = state.newest.is_some() && !std::mem::replace(&mut state.is_told, true);
-            false
-        });
-        if is_new {
+        let has_newest = self.state.borrow().newest.is_some();
+        if has_newest && !self.is_told.swap(true, Ordering::Relaxed) {
             catch_panic(|| events::secret_kept(failure));
         }
     }

@@ -126,7 +126,7 @@ impl Members {
     /// Returns true if the map belongs to this cluster. If not, forgets the member that sent the map.
     pub(super) fn believes(&mut self, address: &str, map: &SlotMap) -> bool {
         let is_listed = self.members.get(address).is_some_and(|member| self.is_listed(member));
-        let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(map.ids());
+        let is_ours = is_listed || self.ids.is_empty() || !self.ids.is_disjoint(&map.ids);
         if !is_ours {
             self.members.remove(address);
         }
@@ -141,7 +141,7 @@ impl Members {
     /// Notes a map that the member at `address` sent.
     pub(super) fn on_map(&mut self, address: &Arc<str>, map: &SlotMap) {
         self.maps += 1;
-        self.ids.clone_from(map.ids());
+        self.ids.clone_from(&map.ids);
         for listed in map.everybody().chain([address]) {
             let member = Member { asked: 0, listed: self.maps, is_seed: false };
             self.members.entry(Arc::clone(listed)).or_insert(member).listed = self.maps;

@@ -35,7 +35,7 @@ use crate::net::secrets::Secrets;
 use crate::net::{Call, Expiry};
 use apart::Apart;
 pub(super) use connection::{Connection, Request};
-use connection::{Load, Wording};
+use connection::{Load, Wording, with_wordings};
 use connections::{Connections, OpenConnection};
 pub(super) use connections::{DialFault, not_sent, shown};
 use greeting::hello_of_info;
@@ -133,10 +133,12 @@ pub(super) type CallAnswer = Result<Answered<Value>, Fault>;
 /// Callback that runs when a connection is lost.
 pub(super) type OnLoss = Arc<dyn Fn() + Send + Sync>;
 
-/// Values that a node gets from its creator: the receivers of the node's events, the source of its address, its
-/// secrets, and the source of the names of its replicas.
+/// Values that a node gets from its creator: its limits and its background runtime, the receivers of the node's events,
+/// the source of its address, its secrets, and the source of the names of its replicas.
 #[derive(Clone)]
-pub(super) struct Reports {
+pub(super) struct NodeSetup {
+    pub(super) limits: Limits,
+    pub(super) background_runtime: BackgroundRuntime,
     pub(super) on_loss: Option<OnLoss>,
     pub(super) outages: Arc<Outages>,
     pub(super) conditions: Arc<Conditions>,
@@ -146,10 +148,17 @@ pub(super) struct Reports {
     pub(super) replica_names: ReplicaNames,
 }
 
-impl Reports {
+impl NodeSetup {
     /// Returns the values for a node that the user named.
-    pub(super) fn new(conditions: &Arc<Conditions>, secrets: &Arc<Secrets>) -> Self {
+    pub(super) fn new(
+        limits: Limits,
+        background_runtime: &BackgroundRuntime,
+        conditions: &Arc<Conditions>,
+        secrets: &Arc<Secrets>,
+    ) -> Self {
         Self {
+            limits,
+            background_runtime: background_runtime.clone(),
             on_loss: None,
             outages: Arc::default(),
             conditions: Arc::clone(conditions),
@@ -176,16 +185,10 @@ impl fmt::Debug for Node {
 }
 
 impl Node {
-    pub(super) fn new(
-        address: &str,
-        info: ConnectionInfo,
-        limits: Limits,
-        background_runtime: BackgroundRuntime,
-        reports: Reports,
-    ) -> Self {
-        let replica_names = reports.replica_names.clone();
-        let connections = Arc::new(Connections::new(address, info, limits, background_runtime, reports));
-        let replicated_connections = ReplicatedConnections::new(&connections, limits.durability, replica_names);
+    pub(super) fn new(address: &str, info: ConnectionInfo, setup: NodeSetup) -> Self {
+        let (limits, replica_names) = (setup.limits, setup.replica_names.clone());
+        let connections = Arc::new(Connections::new(address, info, setup));
+        let replicated_connections = ReplicatedConnections::new(&connections, replica_names);
         Self { connections, apart: Apart::default(), replicated_connections, limits }
     }
 
@@ -304,7 +307,7 @@ impl Node {
         }
     }
 
-    async fn send_or_load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
+    async fn send_or_load(&self, live: &OpenConnection, call: &Call, admission: Admission) -> CallAnswer {
         match self.send(live, call, Load::Digest, admission).await {
             Err(Fault::NoScript) => Box::pin(self.load(live, call, admission)).await,
             other => other,
@@ -312,7 +315,7 @@ impl Node {
     }
 
     /// Sends a call with the text of its script, in one form after the other.
-    async fn load(&self, live: &Arc<OpenConnection>, call: &Call, admission: Admission) -> CallAnswer {
+    async fn load(&self, live: &OpenConnection, call: &Call, admission: Admission) -> CallAnswer {
         for _ in 0..MAX_TEXTS {
             match self.send(live, call, Load::Text, admission).await {
                 Err(Fault::NoScript) => {}
@@ -360,8 +363,7 @@ impl Node {
         let live = &self.connections.live().await?;
         let (sent, not_after) = self.connections.not_after(live).await?;
         let dialect = self.connections.dialect();
-        let loads = iter::once(first).chain(iter::repeat(Load::Digest));
-        let worded = || calls.iter().zip(loads.clone().map(|load| Wording { load, dialect }));
+        let worded = || with_wordings(calls, first, dialect);
         let requests: Vec<_> = worded().map(|(call, wording)| Request::Call { call, wording, not_after }).collect();
         let values = self.ask_all(live, &requests, sent).await?;
         let on_answer =
@@ -372,7 +374,8 @@ impl Node {
     /// Sends a question that changes nothing on the server. Sends it even during an outage of the node, because the
     /// callers of this function pause between their questions themselves.
     pub(super) async fn ask(&self, question: &Cmd) -> Result<Value, Fault> {
-        self.ask_now(Request::Command(question)).await
+        let live = self.connections.live().await?;
+        self.connections.ask(&live, question).await.map(|(_, answer)| answer)
     }
 
     /// Returns true if the server, or a proxy in front of it, does not know `HELLO 3`. A connection that has subscribed
@@ -398,11 +401,8 @@ impl Node {
 
     /// Asks for the slot map of the cluster. Like [`ask`](Self::ask), sends the question even during an outage.
     pub(super) async fn ask_for_map(&self, question: &Cmd) -> Result<Value, Fault> {
-        self.ask_now(Request::Map(question)).await
-    }
-
-    async fn ask_now(&self, question: Request<'_>) -> Result<Value, Fault> {
         let live = self.connections.live().await?;
+        let _awaited = live.connection.wire.await_map();
         self.connections.ask(&live, question).await.map(|(_, answer)| answer)
     }
 
@@ -425,7 +425,7 @@ impl Node {
         Ok(())
     }
 
-    async fn send(&self, live: &Arc<OpenConnection>, call: &Call, load: Load, admission: Admission) -> CallAnswer {
+    async fn send(&self, live: &OpenConnection, call: &Call, load: Load, admission: Admission) -> CallAnswer {
         let (sent, not_after) = match call.expiry {
             Expiry::ResponseTimeout => self.connections.not_after(live).await?,
             Expiry::Never => (CLOCK.now(), ServerTime::default()),
@@ -450,7 +450,7 @@ impl Node {
 
     async fn ask_all(
         &self,
-        live: &Arc<OpenConnection>,
+        live: &OpenConnection,
         requests: &[Request<'_>],
         sent: Moment,
     ) -> Result<Vec<Value>, Fault> {

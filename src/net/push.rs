@@ -442,7 +442,7 @@ impl PushShared {
         self.counts(0);
         let links = subscriptions.links.values().map(|link| &link.task);
         subscriptions.maintenance.iter().chain(links).for_each(AbortHandle::abort);
-        subscriptions.unconfirm_all();
+        subscriptions.channels.values_mut().for_each(|channel| channel.unconfirm(&mut subscriptions.broken));
         subscriptions.broken.into_iter().for_each(|calls| calls.notify_break());
     }
 
@@ -542,10 +542,6 @@ impl Subscriptions {
             }
             None => {}
         }
-    }
-
-    fn unconfirm_all(&mut self) {
-        self.channels.values_mut().for_each(|channel| channel.unconfirm(&mut self.broken));
     }
 
     /// Removes a channel, which must have no listener.

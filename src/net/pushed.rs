@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use redis::{PushKind, Value};
-
 /// Push about a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed<'a> {
@@ -26,20 +24,5 @@ impl<'a> Pushed<'a> {
             (b"sunsubscribe" | b"unsubscribe", _) => Some(Self::Unsubscribed { channel }),
             _ => None,
         }
-    }
-
-    /// Reads a push that the `redis` crate has decoded. Returns `None` if the push is not about a channel.
-    pub(super) fn of_library(kind: &PushKind, data: &'a [Value]) -> Option<Self> {
-        let text = |value: Option<&'a Value>| match value {
-            Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
-            _ => None,
-        };
-        let kind = match kind {
-            PushKind::SMessage | PushKind::Message => &b"smessage"[..],
-            PushKind::SSubscribe | PushKind::Subscribe => b"ssubscribe",
-            PushKind::SUnsubscribe | PushKind::Unsubscribe => b"sunsubscribe",
-            _ => return None,
-        };
-        Self::of(kind, text(data.first())?, text(data.get(1)))
     }
 }

@@ -14,7 +14,7 @@ use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::single_task::{Running, SingleTask};
 use crate::net::conditions::Conditions;
 use crate::net::fleet::Fleet;
-use crate::net::node::{Node, Reports};
+use crate::net::node::{Node, NodeSetup};
 use crate::net::outages::Outages;
 use crate::net::slot_owners::SlotOwners;
 
@@ -39,19 +39,19 @@ enum Nodes {
 
 impl Recheck {
     /// Makes the outages start the task whenever one of these nodes is in trouble.
-    pub(super) fn install(slot_owners: &SlotOwners, background_runtime: &BackgroundRuntime, reports: &Reports) {
+    pub(super) fn install(slot_owners: &SlotOwners, setup: &NodeSetup) {
         let nodes = match slot_owners {
-            SlotOwners::Single { node } => Nodes::Single(Arc::downgrade(node)),
+            SlotOwners::Single(node) => Nodes::Single(Arc::downgrade(node)),
             SlotOwners::Many(fleet) => Nodes::Many(Arc::downgrade(fleet)),
         };
         let recheck = Arc::new(Self {
             nodes,
-            background_runtime: background_runtime.clone(),
-            outages: Arc::downgrade(&reports.outages),
-            conditions: Arc::clone(&reports.conditions),
+            background_runtime: setup.background_runtime.clone(),
+            outages: Arc::downgrade(&setup.outages),
+            conditions: Arc::clone(&setup.conditions),
             task: SingleTask::default(),
         });
-        reports.outages.on_trouble(Box::new(move || recheck.begin()));
+        setup.outages.on_trouble(Box::new(move || recheck.begin()));
     }
 
     fn begin(self: &Arc<Self>) {

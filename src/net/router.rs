@@ -30,7 +30,7 @@ use crate::net::address::{address_of, parse_all, parse_one};
 use crate::net::conditions::{Conditions, ConditionsOf};
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Admission, CallAnswer, Limits, Node, Precedence, Reports, Role};
+use crate::net::node::{Admission, CallAnswer, Limits, Node, NodeSetup, Precedence, Role};
 use crate::net::push::{Pace, Push};
 use crate::net::recheck::Recheck;
 use crate::net::secrets::Secrets;
@@ -56,7 +56,7 @@ pub(crate) struct Router {
 impl fmt::Debug for Router {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owners: &dyn fmt::Debug = match &self.slot_owners {
-            SlotOwners::Single { node } => node,
+            SlotOwners::Single(node) => node,
             SlotOwners::Many(fleet) => fleet,
         };
         f.debug_tuple("Router").field(owners).finish()
@@ -69,10 +69,11 @@ impl Router {
         let access = topology.access()?;
         let secrets = Arc::new(Secrets::new(&topology.tls, access, background_runtime)?);
         let tls = &secrets.certificates();
-        let reports = |infos: &[ConnectionInfo]| {
+        let setup = |infos: &[ConnectionInfo], role| {
             let place =
                 ConditionsOf { servers: servers(&topology.kind, infos), durability: options.durability.to_string() };
-            Reports::new(&Arc::new(Conditions::new(place, options.max_clock_skew)), &secrets)
+            let conditions = Arc::new(Conditions::new(place, options.max_clock_skew));
+            NodeSetup::new(Limits::new(options, role), background_runtime, &conditions, &secrets)
         };
         let fleet = match &topology.kind {
             Kind::Node(url) | Kind::Proxy(url) => {
@@ -80,25 +81,24 @@ impl Router {
                 let info = parse_one(url, tls)?;
                 let infos = std::slice::from_ref(&info);
                 secrets.check(infos)?;
-                let reports = reports(infos);
-                return Ok(Self::single(info, &reports, Limits::new(options, role), options, background_runtime));
+                let setup = setup(infos, role);
+                return Ok(Self::single(info, setup, options));
             }
             Kind::Cluster(urls) => {
                 let infos = parse_all(urls, tls)?;
                 // All members of a cluster use the password of the first URL, so only this URL is checked for one.
                 secrets.check(&infos[..1])?;
                 secrets.check_provider(&infos)?;
-                let reports = reports(&infos);
-                Fleet::cluster(infos, access, reports, options, background_runtime.clone())?
+                Fleet::cluster(&infos, access, setup(&infos, Role::ClusterMember))?
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
                 // The URLs are not checked here, because Sentinels may have passwords of their own.
-                let reports = reports(&infos);
-                Fleet::behind_sentinels(primary, infos, access, reports, options, background_runtime.clone())?
+                let setup = setup(&infos, Role::Standalone);
+                Fleet::behind_sentinels(primary, infos, access, setup)?
             }
         };
-        Ok(Self::of(SlotOwners::Many(Arc::clone(&fleet)), &fleet.reports, fleet.limits, options, background_runtime))
+        Ok(Self::of(SlotOwners::Many(Arc::clone(&fleet)), &fleet.setup, options))
     }
 
     /// Creates one router for each of several independent servers.
@@ -120,32 +120,19 @@ impl Router {
         // All servers share one value, because it compares their clocks.
         let conditions = Arc::new(Conditions::new(place, options.max_clock_skew));
         let limits = Limits::new(options, Role::Voter);
-        let voter =
-            |info| Self::single(info, &Reports::new(&conditions, &secrets), limits, options, background_runtime);
-        Ok(infos.into_iter().map(voter).collect())
+        let setup = || NodeSetup::new(limits, background_runtime, &conditions, &secrets);
+        Ok(infos.into_iter().map(|info| Self::single(info, setup(), options)).collect())
     }
 
-    fn single(
-        info: ConnectionInfo,
-        reports: &Reports,
-        limits: Limits,
-        options: &Options,
-        background_runtime: &BackgroundRuntime,
-    ) -> Self {
-        let node = Node::new(&address_of(info.addr()), info, limits, background_runtime.clone(), reports.clone());
-        Self::of(SlotOwners::Single { node: Arc::new(node) }, reports, limits, options, background_runtime)
+    fn single(info: ConnectionInfo, setup: NodeSetup, options: &Options) -> Self {
+        let node = Node::new(&address_of(info.addr()), info, setup.clone());
+        Self::of(SlotOwners::Single(Arc::new(node)), &setup, options)
     }
 
-    fn of(
-        slot_owners: SlotOwners,
-        reports: &Reports,
-        limits: Limits,
-        options: &Options,
-        background_runtime: &BackgroundRuntime,
-    ) -> Self {
-        Recheck::install(&slot_owners, background_runtime, reports);
-        let push = Push::new(slot_owners.clone(), background_runtime.clone(), Pace::of(options));
-        Self { slot_owners, push, limits, in_flight: AtomicUsize::new(0) }
+    fn of(slot_owners: SlotOwners, setup: &NodeSetup, options: &Options) -> Self {
+        Recheck::install(&slot_owners, setup);
+        let push = Push::new(slot_owners.clone(), setup.background_runtime.clone(), Pace::of(options));
+        Self { slot_owners, push, limits: setup.limits, in_flight: AtomicUsize::new(0) }
     }
 
     /// Sends a call to the owner of its slot, and follows the slot when it moves.
@@ -181,7 +168,7 @@ impl Router {
 
     /// Returns true if all calls reach the same server.
     fn is_one_server(&self) -> bool {
-        self.slot_owners.is_single() && self.limits.role != Role::Proxy
+        self.slot_owners.fleet().is_none() && self.limits.role != Role::Proxy
     }
 
     /// Converts a fault after the time limit for redirects and retries. If several nodes can be primary, a refusal by a
@@ -239,19 +226,12 @@ impl Router {
             Some(Fault::Again(_) | Fault::WrongServer(_) | Fault::Refused { refusal: Refusal::ReadOnly, .. }) => {
                 fleet.suspect(node, SuspectReason::Refuses);
             }
-            Some(
-                Fault::Moved { .. }
-                | Fault::Ask { .. }
-                | Fault::NoScript
-                | Fault::Refused { .. }
-                | Fault::Broken { .. },
-            )
-            | None => fleet.trust(node),
             Some(Fault::Unreplicated { .. }) => {
                 fleet.trust(node);
                 // A replaced primary still answers, but its replicas follow the new primary.
                 fleet.refresh_when_unreplicated();
             }
+            _ => fleet.trust(node),
         }
     }
 
@@ -264,9 +244,7 @@ impl Router {
                 let node = fleet.node(&fleet.announced.on_announced(&address, from.address()));
                 return node.map(|node| (node, Admission::Asking)).map_err(Fault::into_failure);
             }
-            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single { .. }) => {
-                Err(is_of_cluster(self.limits.role))
-            }
+            (Fault::Moved { .. } | Fault::Ask { .. }, SlotOwners::Single(_)) => Err(is_of_cluster(self.limits.role)),
             // The fault may come from a primary that has become a replica. Other nodes may know the new primary, or the
             // same address may lead to it soon. The node has already given up its connections to the replica.
             (Fault::Again(_) | Fault::WrongServer(_), _)
@@ -283,7 +261,7 @@ impl Router {
 
     async fn owner(&self, slot: u16) -> Result<Arc<Node>, Fault> {
         match &self.slot_owners {
-            SlotOwners::Single { node } => Ok(Arc::clone(node)),
+            SlotOwners::Single(node) => Ok(Arc::clone(node)),
             SlotOwners::Many(fleet) => fleet.owner(slot).await,
         }
     }
@@ -313,9 +291,12 @@ impl Router {
     /// later. So the other answers do not wait for a redirect. In a fleet, some calls are not sent in a pipeline, but
     /// one by one, and follow redirects. This is done for a single call, and for calls whose route is unknown, for
     /// example because their slot is migrating.
-    async fn carry_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
+    ///
+    /// Returns one answer for each call, in the order of the calls. `route` is the route of all calls.
+    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
+        let _in_flight = CountGuard::new(&self.in_flight, calls.len());
         let node = match &self.slot_owners {
-            SlotOwners::Single { node } => Ok(Arc::clone(node)),
+            SlotOwners::Single(node) => Ok(Arc::clone(node)),
             SlotOwners::Many(fleet) if calls.len() > 1 && !route.is_unknown() => fleet.node(&route.0),
             SlotOwners::Many(_) => {
                 return join_all(calls.into_iter().map(|call| self.carry(call, CallRoute::Ahead))).await;
@@ -345,10 +326,11 @@ impl Router {
     fn put_off(&self, mut fault: Fault, slot: u16, node: &Node) -> Failure {
         self.judge(node, Some(&fault));
         match (&self.slot_owners, &fault) {
-            (SlotOwners::Single { .. }, Fault::Moved { .. } | Fault::Ask { .. }) => {
+            (SlotOwners::Single(_), Fault::Moved { .. } | Fault::Ask { .. }) => {
                 fault = is_of_cluster(self.limits.role);
             }
-            (owners, Fault::Moved { address }) => owners.on_moved(slot, address, node),
+            // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
+            (SlotOwners::Many(fleet), Fault::Moved { address }) => drop(fleet.on_moved(slot, address, node.address())),
             (SlotOwners::Many(fleet), Fault::Ask { .. }) => fleet.migrates(slot),
             _ => {}
         }
@@ -383,7 +365,7 @@ fn servers(kind: &Kind, infos: &[ConnectionInfo]) -> String {
 fn is_of_cluster(role: Role) -> Fault {
     let message = match role {
         Role::Proxy => "the proxy passes redirects of a cluster on: use `Topology::cluster`",
-        Role::Standalone | Role::Voter | Role::ClusterMember => "it is a member of a cluster: use `Topology::cluster`",
+        _ => "it is a member of a cluster: use `Topology::cluster`",
     };
     Fault::refusal(Refusal::OtherTopology, message)
 }
@@ -392,13 +374,11 @@ fn is_of_cluster(role: Role) -> Fault {
 const REPLACED: &str = "it was replaced";
 
 async fn carry_to(node: &Node, call: &Call, call_route: CallRoute, admission: Admission) -> CallAnswer {
-    match (call_route, admission) {
-        (CallRoute::Dedicated, Admission::Owner) => Box::pin(node.call_apart(call)).await,
-        (CallRoute::Dedicated, Admission::Asking) | (CallRoute::Shared, _) => {
-            node.call(call, admission, Precedence::InTurn).await
-        }
-        (CallRoute::Ahead, _) => node.call(call, admission, Precedence::Ahead).await,
+    if call_route == CallRoute::Dedicated && admission == Admission::Owner {
+        return Box::pin(node.call_apart(call)).await;
     }
+    let precedence = if call_route == CallRoute::Ahead { Precedence::Ahead } else { Precedence::InTurn };
+    node.call(call, admission, precedence).await
 }
 
 /// Connection on which a call is sent.
@@ -418,15 +398,9 @@ impl Router {
         self.carry(call, call_route).await
     }
 
-    /// Sends calls of one route in one pipeline. Returns one answer for each call, in the order of the calls.
-    pub(crate) async fn call_all(&self, route: &Route, calls: Vec<Call>) -> Vec<Attempt<Value>> {
-        let _in_flight = CountGuard::new(&self.in_flight, calls.len());
-        self.carry_all(route, calls).await
-    }
-
     pub(crate) fn route(&self, slot: u16) -> Route {
         match &self.slot_owners {
-            SlotOwners::Single { node } => node.route(),
+            SlotOwners::Single(node) => node.route(),
             SlotOwners::Many(fleet) if fleet.is_migrating(slot) => Route(Arc::default()),
             SlotOwners::Many(fleet) => Route(fleet.owner_address(slot).unwrap_or_default()),
         }
@@ -467,7 +441,7 @@ impl Router {
     /// Succeeds as soon as a server has answered and this library can work with that server.
     pub(crate) async fn ready(&self) -> Result<(), Failure> {
         match &self.slot_owners {
-            SlotOwners::Single { node } => {
+            SlotOwners::Single(node) => {
                 node.ready().await.map_err(|fault| fault.into_failure().at(node.shown()))?;
             }
             SlotOwners::Many(fleet) => fleet.ready().await.map_err(Fault::into_failure)?,
@@ -500,8 +474,11 @@ impl Router {
 
     /// Returns the load on this router.
     pub(crate) fn traffic(&self) -> Traffic {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
-        Traffic { in_flight, ..self.slot_owners.traffic() }
+        let (reconnects, map_refreshes) = match &self.slot_owners {
+            SlotOwners::Single(node) => (node.reconnects(), 0),
+            SlotOwners::Many(fleet) => (fleet.reconnects(), fleet.map_refreshes.load(Ordering::Relaxed)),
+        };
+        Traffic { in_flight: self.in_flight.load(Ordering::Relaxed), reconnects, map_refreshes }
     }
 
     pub(crate) fn clock(&self) -> Clock {

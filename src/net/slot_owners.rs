@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::net::fleet::{Fleet, SuspectReason};
+use crate::net::fleet::Fleet;
 use crate::net::node::Node;
 use crate::net::slots::SlotMap;
 
@@ -12,9 +12,7 @@ use crate::net::slots::SlotMap;
 #[derive(Clone)]
 pub(super) enum SlotOwners {
     /// Node that permanently owns all slots.
-    Single {
-        node: Arc<Node>,
-    },
+    Single(Arc<Node>),
     Many(Arc<Fleet>),
 }
 
@@ -22,21 +20,21 @@ pub(super) enum SlotOwners {
 impl SlotOwners {
     pub(super) fn single(&self) -> Option<&Arc<Node>> {
         match self {
-            Self::Single { node } => Some(node),
+            Self::Single(node) => Some(node),
             Self::Many(_) => None,
         }
     }
 
     pub(super) fn fleet(&self) -> Option<&Arc<Fleet>> {
         match self {
-            Self::Single { .. } => None,
+            Self::Single(_) => None,
             Self::Many(fleet) => Some(fleet),
         }
     }
 
     pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         match self {
-            Self::Single { node } => Some(Arc::clone(node)),
+            Self::Single(node) => Some(Arc::clone(node)),
             Self::Many(fleet) => fleet.node(&fleet.owner_address(slot)?).ok(),
         }
     }
@@ -50,52 +48,10 @@ impl SlotOwners {
         self.fleet().is_some_and(|fleet| fleet.suspects(node))
     }
 
-    /// Returns true if one node permanently owns all slots.
-    pub(super) fn is_single(&self) -> bool {
-        self.fleet().is_none()
-    }
-
     /// Returns true if all slots have one owner, though it may change. Plain channels of this owner then reach all
     /// subscribers.
     pub(super) fn has_one_primary(&self) -> bool {
-        self.fleet().is_none_or(|fleet| fleet.sentinels().is_some())
-    }
-
-    /// Marks a node as suspect, because it did not answer. A single node cannot be suspect.
-    pub(super) fn suspect(&self, node: &Node) {
-        if let Self::Many(fleet) = self {
-            fleet.suspect(node, SuspectReason::Silent);
-        }
-    }
-
-    /// Notes the redirect of a node: `by` has named `address` as the owner of the slot.
-    pub(super) fn on_moved(&self, slot: u16, address: &str, by: &Node) {
-        if let Self::Many(fleet) = self {
-            // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
-            drop(fleet.on_moved(slot, address, by.address()));
-        }
-    }
-
-    /// Refreshes the slot map in the background. Callers use it when they notice that an owner may have changed.
-    pub(super) fn look(&self) {
-        if let Self::Many(fleet) = self {
-            fleet.look_in_background();
-        }
-    }
-
-    /// Refreshes the slot map several times after a change, until all members are likely to know of the change.
-    pub(super) fn refresh_after_change(&self) {
-        if let Self::Many(fleet) = self {
-            fleet.refresh_after_change();
-        }
-    }
-
-    /// Asks the Sentinels for the primary in the background, even if nothing suggests that it has changed. Does nothing
-    /// in a cluster.
-    pub(super) fn look_from_time_to_time(&self) {
-        if let Self::Many(fleet) = self {
-            fleet.refresh_from_time_to_time();
-        }
+        self.fleet().is_none_or(|fleet| fleet.sentinels.is_some())
     }
 
     /// Yields the slot map when owners may have changed. Returns `None` if one node permanently owns all slots.

@@ -18,8 +18,8 @@ pub(super) struct SlotMap {
     /// Position of the owner of each slot in `addresses`.
     owners: Vec<Option<u16>>,
     replicas: HashSet<Arc<str>>,
-    /// Node ids of all primaries and replicas.
-    ids: HashSet<String>,
+    /// Node ids of all primaries and replicas. A map from Sentinels has no ids.
+    pub(super) ids: HashSet<String>,
 }
 
 impl SlotMap {
@@ -88,11 +88,6 @@ impl SlotMap {
     /// Returns a slot without an owner, or `None` if each slot has an owner.
     pub(super) fn orphan(&self) -> Option<usize> {
         self.owners.iter().position(Option::is_none)
-    }
-
-    /// Returns the node ids of the primaries and replicas. A map from Sentinels has no ids.
-    pub(super) fn ids(&self) -> &HashSet<String> {
-        &self.ids
     }
 
     pub(super) fn is_empty(&self) -> bool {

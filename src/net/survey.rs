@@ -1,7 +1,7 @@
 //! Questions to all servers of a manager, such as those for their health and their keys.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -9,11 +9,12 @@ use redis::Value;
 
 use crate::base::attempt::{BoxFuture, Failure};
 use crate::base::error::Refusal;
-use crate::base::health::{NodeHealth, NodeRole, Traffic};
+use crate::base::health::{NodeHealth, NodeRole};
 use crate::base::key::slot_of;
 use crate::base::lease::ServerTime;
 use crate::base::topology::AddressSource;
 use crate::net::CLOCK;
+use crate::net::conditions::wall_clock;
 use crate::net::fault::{Answer, Fault};
 use crate::net::fleet::Fleet;
 use crate::net::node::{Node, hello_field, info, info_field, info_text, list_items, parse_time};
@@ -53,14 +54,6 @@ impl<'a> Subject<'a> {
 }
 
 impl SlotOwners {
-    pub(super) fn traffic(&self) -> Traffic {
-        let (reconnects, map_refreshes) = match self {
-            Self::Single { node } => (node.reconnects(), 0),
-            Self::Many(fleet) => (fleet.reconnects(), fleet.map_refreshes()),
-        };
-        Traffic { in_flight: 0, reconnects, map_refreshes }
-    }
-
     /// Searches every primary for keys that match `pattern`, and passes each of them to `found`.
     ///
     /// After a slot has left a server, this server may still show keys of the slot for a while, and may have kept them
@@ -92,7 +85,7 @@ impl SlotOwners {
     async fn is_at_home(&self, node: &Node, key: &str) -> Result<bool, Fault> {
         let Some(fleet) = self.fleet() else { return Ok(true) };
         let slot = slot_of(key.as_bytes());
-        if fleet.sentinels().is_some() || fleet.may_own(slot, node) {
+        if fleet.sentinels.is_some() || fleet.may_own(slot, node) {
             return Ok(true);
         }
         let owner = fleet.owner(slot).await?;
@@ -117,7 +110,7 @@ impl SlotOwners {
     /// Returns all primaries. Fails if a slot has no known owner, because a list without its keys would look complete.
     async fn primaries(&self) -> Result<Vec<Arc<Node>>, Fault> {
         match self {
-            Self::Single { node } => Ok(vec![Arc::clone(node)]),
+            Self::Single(node) => Ok(vec![Arc::clone(node)]),
             Self::Many(fleet) => {
                 fleet.refresh().await?;
                 let map = fleet.known_map();
@@ -142,7 +135,7 @@ pub(super) async fn health(slot_owners: &SlotOwners, response_timeout: Duration)
     let late = response_timeout * 4;
     let deadline = tokio::time::Instant::now() + late;
     let subjects = match slot_owners {
-        SlotOwners::Single { node } => {
+        SlotOwners::Single(node) => {
             vec![subject(node.address(), AddressSource::User, NodeRole::Primary, Ok(Arc::clone(node)))]
         }
         SlotOwners::Many(fleet) => {
@@ -177,7 +170,7 @@ fn of_fleet(fleet: &Fleet) -> Vec<Subject<'_>> {
     let nodes = addresses
         .iter()
         .map(|address| subject(address, fleet.announced.source(address), role(address), fleet.passing_node(address)));
-    let sentinels = fleet.sentinels().into_iter().flat_map(|sentinels| sentinels.ask_each());
+    let sentinels = fleet.sentinels.iter().flat_map(|sentinels| sentinels.ask_each());
     let sentinels = sentinels.map(|(address, asking)| {
         let health = NodeHealth::new_unknown(&address, NodeRole::Sentinel);
         let known = health.clone();
@@ -230,11 +223,6 @@ async fn probe(node: &Node, known: NodeHealth) -> Probed {
     node.note_memory(memory);
     health.findings = node.memory_findings();
     Ok(health)
-}
-
-/// Returns the time of this machine's clock since 1970.
-fn wall_clock() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn ahead_ms(server: ServerTime, here: Duration) -> Option<i64> {

@@ -92,5 +92,5 @@ fn name(name: &str) -> Result<ServerName<'static>> {
 }
 
 fn invalid(reason: impl Into<String>) -> Error {
-    Error::InvalidOption { option: "tls", reason: reason.into() }
+    Error::invalid("tls", reason)
 }

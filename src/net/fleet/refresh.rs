@@ -8,17 +8,16 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Fleet, MapSource, SuspectReason};
+use super::{Fleet, SuspectReason};
 use crate::base::events;
 use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::single_task::Running;
 use crate::net::CLOCK;
 use crate::net::fault::Fault;
-use crate::net::members::{AskOrder, MAX_ASKED, Members};
+use crate::net::members::{AskOrder, MAX_ASKED};
 use crate::net::node::{not_sent, shown};
 use crate::net::slots::{Moved, SlotMap};
 
@@ -36,8 +35,8 @@ impl Fleet {
     /// old primary does not report that it was replaced, as long as the Sentinels cannot reach it.
     ///
     /// Does nothing for a cluster, because its map is large and its nodes redirect calls.
-    pub(in crate::net) fn refresh_from_time_to_time(self: &Arc<Self>) {
-        if let MapSource::Sentinels(_) = self.map_source {
+    pub(in crate::net) fn refresh_from_time_to_time(&self) {
+        if self.sentinels.is_some() {
             self.look_in_background();
         }
     }
@@ -47,7 +46,7 @@ impl Fleet {
     ///
     /// Replicas may be missing for a long time, and then each grant fails. So this asks no more often than the refresh
     /// loop does for a silent node.
-    pub(in crate::net) fn refresh_when_unreplicated(self: &Arc<Self>) {
+    pub(in crate::net) fn refresh_when_unreplicated(&self) {
         let is_old = |last: &(Moment, _)| CLOCK.now().since(last.0) >= MAX_LOOK_AGAIN;
         // If the lock is taken, another question is under way. If its answer is too old, a later grant fails as well.
         if self.refresh_lock.try_lock().is_ok_and(|last| last.as_ref().is_none_or(is_old)) {
@@ -57,19 +56,19 @@ impl Fleet {
 
     /// Refreshes the map again and again for [`FAILOVER_KNOWN_AFTER`], because not all members know of a recent change
     /// yet.
-    pub(in crate::net) fn refresh_after_change(self: &Arc<Self>) {
+    pub(in crate::net) fn refresh_after_change(&self) {
         *self.look_until.lock() = CLOCK.now().after(FAILOVER_KNOWN_AFTER);
         self.look_in_background();
     }
 
     /// Starts the refresh loop, unless it runs already. The loop refreshes the map at least once, and goes on until no
     /// owner of slots is silent.
-    pub(in crate::net) fn look_in_background(self: &Arc<Self>) {
+    pub(in crate::net) fn look_in_background(&self) {
         let Some(running) = self.refresh_task.begin() else {
             return;
         };
-        let fleet = Arc::downgrade(self);
-        self.background_runtime.spawn(async move {
+        let fleet = Weak::clone(&self.me);
+        self.setup.background_runtime.spawn(async move {
             let (mut pause, mut running) = (LOOK_AGAIN, Some(running));
             while let (Some(mark), Some(this)) = (running.take(), fleet.upgrade()) {
                 this.ask_suspects_in_background();
@@ -85,10 +84,11 @@ impl Fleet {
 
     /// Asks the suspects in a separate task, because a suspect without an answer must not delay the question to the map
     /// source.
-    fn ask_suspects_in_background(self: &Arc<Self>) {
-        if let Some(running) = self.suspects_task.begin() {
-            let fleet = Arc::clone(self);
-            self.background_runtime.spawn(async move {
+    fn ask_suspects_in_background(&self) {
+        if let Some(running) = self.suspects_task.begin()
+            && let Some(fleet) = self.me.upgrade()
+        {
+            self.setup.background_runtime.spawn(async move {
                 fleet.ask_suspects().await;
                 drop(running);
             });
@@ -122,9 +122,7 @@ impl Fleet {
         if !self.is_well() {
             return Some(mark);
         }
-        if let MapSource::Members(members) = &self.map_source {
-            members.lock().begin_again();
-        }
+        self.members.lock().begin_again();
         mark.end_unless(|| !self.is_well())
     }
 
@@ -137,7 +135,7 @@ impl Fleet {
         let map = self.map.borrow();
         let mut is_well = true;
         self.change_suspects(|suspects| {
-            suspects.retain(|suspect, _| map.has(suspect) || self.is_member(suspect));
+            suspects.retain(|suspect, _| map.has(suspect) || self.members.lock().has(suspect));
             is_well = !suspects
                 .iter()
                 .any(|(suspect, suspect_reason)| *suspect_reason == SuspectReason::Silent && map.has(suspect));
@@ -157,13 +155,13 @@ impl Fleet {
     pub(super) async fn ask_in_background(&self, slot: Option<u16>) -> Result<(), Fault> {
         let (tell, told) = oneshot::channel();
         let fleet = Weak::clone(&self.me);
-        self.background_runtime.spawn(async move {
+        self.setup.background_runtime.spawn(async move {
             if let Some(fleet) = fleet.upgrade() {
                 // The result is ignored, because the caller may have stopped waiting.
                 drop(tell.send(fleet.ask_in_turn(slot).await));
             }
         });
-        match tokio::time::timeout(self.limits.response_timeout * 3, told).await {
+        match tokio::time::timeout(self.setup.limits.response_timeout * 3, told).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) | Err(_) => Err(Fault::unsent("the question for the map has no answer")),
         }
@@ -191,9 +189,9 @@ impl Fleet {
     async fn ask_map_source(&self) -> Result<(), Fault> {
         self.map_refreshes.fetch_add(1, Ordering::Relaxed);
         self.map_refreshes_counter.add_one();
-        let map = match &self.map_source {
-            MapSource::Members(members) => self.ask_members(members).await?,
-            MapSource::Sentinels(sentinels) => {
+        let map = match &self.sentinels {
+            None => self.ask_members().await?,
+            Some(sentinels) => {
                 let (primary, sentinel) = sentinels.primary().await?;
                 SlotMap::whole(&self.announced.on_announced(&primary, &sentinel))
             }
@@ -207,14 +205,15 @@ impl Fleet {
     /// Logs the slots whose owner has changed since the last log message about owners. Also forgets what is known of
     /// nodes that are no longer members.
     fn notify_change(&self, map: &SlotMap) {
-        self.reports.outages.retain(|node| map.has(node) || self.is_member(node));
-        self.reports.conditions.retain(|node| map.has(node) || self.is_member(node));
-        self.announced.retain(|node| map.has(node) || self.is_member(node));
+        let is_known = |node: &str| map.has(node) || self.members.lock().has(node);
+        self.setup.outages.retain(is_known);
+        self.setup.conditions.retain(is_known);
+        self.announced.retain(is_known);
         let before = std::mem::replace(&mut *self.told.lock(), map.clone());
         let is_first = before.is_empty();
         for Moved { slots, owner, was } in map.moves_since(&before) {
             // Behind Sentinels the message names no slots, because one primary owns all of them.
-            let slots = matches!(self.map_source, MapSource::Members(_)).then_some(&*slots);
+            let slots = self.sentinels.is_none().then_some(&*slots);
             catch_panic(|| match owner {
                 Some(owner) if is_first => events::primary_found(slots, &owner, &self.announced.source(&owner)),
                 owner => {
@@ -234,12 +233,9 @@ impl Fleet {
         let nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
         let has_owner = nodes.iter().any(|node| map.has(node.address()) && node.is_connected());
         for node in nodes.iter().filter(|node| !map.has(node.address())) {
-            let is_kept = match &self.map_source {
-                MapSource::Members(members) => {
-                    let members = members.lock();
-                    members.is_seed(node.address()) || !has_owner && members.answered_last(node.address())
-                }
-                MapSource::Sentinels(_) => false,
+            let is_kept = {
+                let members = self.members.lock();
+                members.is_seed(node.address()) || !has_owner && members.answered_last(node.address())
             };
             if !is_kept && self.nodes.lock().remove(node.address()).is_some() {
                 // The count is saved here. If the address is used again later, a new node is created, whose count
@@ -254,15 +250,15 @@ impl Fleet {
     ///
     /// The next round begins when all members of the last round have failed, or when the round is slow. A later call of
     /// this function begins with the members that were not asked yet.
-    async fn ask_members(&self, members: &Mutex<Members>) -> Result<SlotMap, Fault> {
-        let response_timeout = self.limits.response_timeout;
+    async fn ask_members(&self) -> Result<SlotMap, Fault> {
+        let response_timeout = self.setup.limits.response_timeout;
         let time_is_over = tokio::time::sleep(response_timeout * 2);
         tokio::pin!(time_is_over);
         let mut fault = Fault::NotSent(None);
-        let mut unasked = members.lock().len();
+        let mut unasked = self.members.lock().len();
         let mut answers = FuturesUnordered::new();
         loop {
-            let round = if unasked > 0 { self.next_members(members) } else { Vec::new() };
+            let round = if unasked > 0 { self.next_members() } else { Vec::new() };
             unasked = unasked.saturating_sub(if round.is_empty() { MAX_ASKED } else { round.len() });
             answers.extend(round.into_iter().map(|address| self.ask_for_slots(address)));
             let is_slow = tokio::time::sleep(response_timeout / 2);
@@ -272,7 +268,7 @@ impl Fleet {
                     biased;
                     answer = answers.next() => match answer {
                         Some((address, Ok(map))) => {
-                            let mut members = members.lock();
+                            let mut members = self.members.lock();
                             if members.believes(&address, &map) {
                                 members.on_map(&address, &map);
                                 return Ok(map);
@@ -296,12 +292,12 @@ impl Fleet {
 
     /// Returns the members to ask next. Copies the state of the nodes before it locks the members. Otherwise calls,
     /// which need the locks of this state, would have to wait.
-    fn next_members(&self, members: &Mutex<Members>) -> Vec<Arc<str>> {
+    fn next_members(&self) -> Vec<Arc<str>> {
         let suspects = self.suspects.lock().clone();
         let mut nodes: Vec<_> = self.nodes.lock().values().cloned().collect();
         nodes.retain(|node| node.is_connected());
         let connected: HashSet<&str> = nodes.iter().map(|node| node.address()).collect();
-        members.lock().next(|address| match address {
+        self.members.lock().next(|address| match address {
             _ if suspects.contains_key(address) => AskOrder::Suspect,
             _ if connected.contains(address) => AskOrder::Connected,
             _ => AskOrder::Unconnected,
@@ -317,10 +313,9 @@ impl Fleet {
             map.ok_or_else(|| Fault::unsent("it knows no slots"))
         };
         // The time limit includes the dial. If the connection is ready later, the next question uses it.
-        let answer = tokio::time::timeout(self.limits.response_timeout, asking).await;
-        let no_answer = || Fault::unsent("no answer in time");
+        let answer = tokio::time::timeout(self.setup.limits.response_timeout, asking).await;
         let answer = answer
-            .unwrap_or_else(|_| Err(no_answer()))
+            .unwrap_or_else(|_| Err(Fault::unsent("no answer in time")))
             .map_err(|fault| fault.at(&shown(&address, &self.announced.source(&address))));
         (address, answer)
     }

@@ -1,10 +1,9 @@
 //! Answers of a node: the wait for an answer, and what it says of the connection, of the node and of its clock.
 
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use super::connection::{Request, Wording};
 use super::connections::{Connections, OpenConnection};
@@ -31,8 +30,8 @@ impl Connections {
     /// time. If none came, gives the connection up. A late reply reaches no caller, because the connection assigns each
     /// reply to its own request.
     pub(super) async fn in_time<T>(
-        self: &Arc<Self>,
-        live: &Arc<OpenConnection>,
+        &self,
+        live: &OpenConnection,
         sent: Moment,
         reply: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
     ) -> Result<T, Fault> {
@@ -79,13 +78,9 @@ impl Connections {
     }
 
     /// Sends one question. Returns its answer, with the time at which the question was sent.
-    pub(super) async fn ask(
-        self: &Arc<Self>,
-        live: &Arc<OpenConnection>,
-        question: Request<'_>,
-    ) -> Result<(Moment, Value), Fault> {
+    pub(super) async fn ask(&self, live: &OpenConnection, question: &Cmd) -> Result<(Moment, Value), Fault> {
         let sent = CLOCK.now();
-        let reply = pin!(live.connection.ask(question));
+        let reply = pin!(live.connection.ask(Request::Command(question)));
         let answer = fault::reply(self.in_time(live, sent, reply).await?);
         Ok((sent, answer.map_err(|fault| self.without_login(live, sent, fault))?))
     }
@@ -95,8 +90,8 @@ impl Connections {
     }
 
     pub(super) fn on_answer(
-        self: &Arc<Self>,
-        live: &Arc<OpenConnection>,
+        &self,
+        live: &OpenConnection,
         call: &Call,
         wording: Wording,
         sent: Moment,
@@ -133,7 +128,7 @@ impl Connections {
 
     /// Gives up a connection whose login has ended, if a provider can return other credentials. The next connection asks
     /// the provider, so the call can be sent again.
-    pub(super) fn without_login(&self, live: &Arc<OpenConnection>, sent: Moment, fault: Fault) -> Fault {
+    pub(super) fn without_login(&self, live: &OpenConnection, sent: Moment, fault: Fault) -> Fault {
         match fault {
             Fault::Refused { refusal: Refusal::Unauthenticated, message }
                 if self.secrets.has_provider() && sent.since(live.opened) >= MIN_LOGIN =>
@@ -147,7 +142,7 @@ impl Connections {
 
     /// Returns the present moment. Also returns the server time after which the server must refuse a call that is sent
     /// now.
-    pub(super) async fn not_after(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime), Fault> {
+    pub(super) async fn not_after(&self, live: &OpenConnection) -> Result<(Moment, ServerTime), Fault> {
         let mut now = CLOCK.now();
         let mut clock_sample = *live.clock_sample.lock();
         if clock_sample.age_at(now) > MAX_CLOCK_SAMPLE_AGE {
@@ -158,8 +153,8 @@ impl Connections {
         Ok((now, clock_sample.server_time_at(now).after(self.limits.response_timeout)))
     }
 
-    async fn time_of(self: &Arc<Self>, live: &Arc<OpenConnection>) -> Result<ClockSample, Fault> {
-        let (sent, value) = self.ask(live, Request::Command(&redis::cmd("TIME"))).await?;
+    async fn time_of(&self, live: &OpenConnection) -> Result<ClockSample, Fault> {
+        let (sent, value) = self.ask(live, &redis::cmd("TIME")).await?;
         let server = parse_time(&value).ok_or_else(|| unreadable("TIME"))?;
         Ok(ClockSample { sent, server })
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::connection::Request;
-use super::connections::{Connections, DialFault, OpenConnection, Sharing};
+use super::connections::{Connections, OpenConnection, Sharing};
 use super::greeting::{info, info_field, info_text};
 use super::{Node, parse_time};
 use crate::base::error::Refusal;
@@ -95,14 +95,9 @@ impl Node {
         }
         let began = CLOCK.now();
         let dialed = connections.dial(Sharing::Apart).await;
-        let now = CLOCK.now();
-        match dialed {
-            Ok(live) => {
-                connections.outage.note_greeting(now);
-                connections.ask_for_memory(&live).await;
-            }
-            Err(DialFault::Refused(refusal, words)) => connections.outage.refuses(refusal, &words, now),
-            Err(DialFault::NotSent(source)) => connections.outage.begins(source, began, now),
+        connections.note_dial(&dialed, began, CLOCK.now());
+        if let Ok(live) = dialed {
+            connections.ask_for_memory(&live).await;
         }
     }
 

@@ -1,5 +1,7 @@
 //! Connection for requests. It encodes requests in RESP, and sends them on a [wire](super::wire).
 
+use std::iter;
+
 use redis::{Cmd, RedisError, Value};
 
 use super::relogin::Relogin;
@@ -19,14 +21,8 @@ pub(in crate::net) struct Connection {
 /// Request to a server.
 #[derive(Clone, Copy)]
 pub(in crate::net) enum Request<'a> {
-    Call {
-        call: &'a Call,
-        wording: Wording,
-        not_after: ServerTime,
-    },
+    Call { call: &'a Call, wording: Wording, not_after: ServerTime },
     Command(&'a Cmd),
-    /// Request for the slot map of a cluster. Its answer may be larger than other answers.
-    Map(&'a Cmd),
 }
 
 /// Form in which a call names its script: by its digest, or with its full text.
@@ -43,16 +39,19 @@ pub(in crate::net) struct Wording {
     pub(super) dialect: Dialect,
 }
 
-impl Connection {
-    pub(super) fn new(wire: Wire) -> Self {
-        Self { wire, _relogin: None }
-    }
+/// Returns calls of one script with their wordings. Only the first call may have to carry the script's text.
+pub(super) fn with_wordings<C>(
+    calls: impl IntoIterator<Item = C>,
+    first: Load,
+    dialect: Dialect,
+) -> impl Iterator<Item = (C, Wording)> {
+    let loads = iter::once(first).chain(iter::repeat(Load::Digest));
+    calls.into_iter().zip(loads.map(move |load| Wording { load, dialect }))
+}
 
+impl Connection {
     pub(in crate::net) async fn ask(&self, request: Request<'_>) -> Result<Value, RedisError> {
-        match request {
-            Request::Map(_) => self.wire.ask_for_map(|bytes| request.encode(bytes)).await,
-            _ => self.wire.ask(|bytes| request.encode(bytes)).await,
-        }
+        self.wire.ask(|bytes| request.encode(bytes)).await
     }
 
     /// Sends requests with one write. Returns one answer for each request, in order.
@@ -86,7 +85,7 @@ impl Request<'_> {
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         match self {
             Self::Call { call, wording, not_after } => encode_call(bytes, call, *wording, *not_after),
-            Self::Command(command) | Self::Map(command) => bytes.extend_from_slice(&command.get_packed_command()),
+            Self::Command(command) => bytes.extend_from_slice(&command.get_packed_command()),
         }
     }
 }

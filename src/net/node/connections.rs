@@ -21,7 +21,7 @@ use super::dialects::Dialects;
 use super::in_flight::InFlightLimit;
 use super::outage::Outage;
 use super::steps::Steps;
-use super::{OnLoss, Reports};
+use super::{NodeSetup, OnLoss};
 use crate::base::attempt::NodeId;
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::error::{Refusal, Source};
@@ -141,27 +141,21 @@ impl OpenConnection {
 }
 
 impl Connections {
-    pub(super) fn new(
-        address: &str,
-        info: ConnectionInfo,
-        limits: Limits,
-        background_runtime: BackgroundRuntime,
-        reports: Reports,
-    ) -> Self {
-        let shown = shown(address, &reports.source).into();
+    pub(super) fn new(address: &str, info: ConnectionInfo, setup: NodeSetup) -> Self {
+        let shown = shown(address, &setup.source).into();
         let (id, address) = (NodeId::of(address), address.into());
-        let outage = Outage::new(&address, reports.source, Arc::clone(&reports.outages));
+        let outage = Outage::new(&address, setup.source, Arc::clone(&setup.outages));
         Self {
             address,
             shown,
             id,
             info,
-            secrets: reports.secrets,
-            on_loss: reports.on_loss,
+            secrets: setup.secrets,
+            on_loss: setup.on_loss,
             departures: Mutex::default(),
-            steps: Steps::new(limits.response_timeout),
-            limits,
-            background_runtime,
+            steps: Steps::new(setup.limits.response_timeout),
+            limits: setup.limits,
+            background_runtime: setup.background_runtime,
             of: Mutex::default(),
             dialed: AtomicU64::new(0),
             reconnects: AtomicU64::new(0),
@@ -170,8 +164,8 @@ impl Connections {
             served: AtomicU64::new(0),
             up_since: AtomicU64::new(0),
             outage,
-            outages: reports.outages,
-            conditions: reports.conditions,
+            outages: setup.outages,
+            conditions: setup.conditions,
             clock_noted: AtomicU64::new(0),
             speaks_resp2: AtomicBool::new(false),
             dialects: Dialects::default(),
@@ -199,19 +193,16 @@ impl Connections {
     }
 
     /// Returns true if the node has sent an answer since `since` on a connection other than `live`.
-    pub(super) fn has_answered_elsewhere(&self, live: &Arc<OpenConnection>, since: Moment) -> bool {
+    pub(super) fn has_answered_elsewhere(&self, live: &OpenConnection, since: Moment) -> bool {
         let others = self.of.lock();
         let mut others = others.iter().filter_map(RuntimeConnection::open);
-        others.any(|other| !Arc::ptr_eq(other, live) && other.has_answered_since(since))
+        others.any(|other| other.number != live.number && other.has_answered_since(since))
     }
 
     /// Gives up a connection: no new request is sent on it. Callers that wait for its permits use another connection.
-    pub(super) fn give_up(&self, live: &Arc<OpenConnection>) {
-        let is_it = |connection: &&mut RuntimeConnection| {
-            connection.live.as_ref().is_some_and(|current| Arc::ptr_eq(current, live))
-        };
-        if let Some(connection) = self.of.lock().iter_mut().find(is_it) {
-            connection.live = None;
+    pub(super) fn give_up(&self, live: &OpenConnection) {
+        for connection in self.of.lock().iter_mut() {
+            drop(connection.live.take_if(|current| current.number == live.number));
         }
         live.space.close();
     }
@@ -275,17 +266,22 @@ impl Connections {
         let dialed = self.dial(Sharing::Shared).await;
         let now = CLOCK.now();
         *self.failed.lock() = dialed.as_ref().err().map(|fault| (now, fault.clone()));
-        match &dialed {
-            Ok(live) => {
-                self.begins(live);
-                self.outage.note_greeting(now);
-                self.check_up_in_background(live);
-            }
+        if let Ok(live) = &dialed {
+            self.begins(live);
+            self.check_up_in_background(live);
+        }
+        self.note_dial(&dialed, began, now);
+        dialed
+    }
+
+    /// Notes whether the server has accepted a connection. The dial lasted from `began` until `now`.
+    pub(super) fn note_dial(&self, dialed: &Result<Arc<OpenConnection>, DialFault>, began: Moment, now: Moment) {
+        match dialed {
+            Ok(_) => self.outage.note_greeting(now),
             // A refusal is an answer, so the node is in no outage.
             Err(DialFault::Refused(refusal, words)) => self.outage.refuses(*refusal, words, now),
             Err(DialFault::NotSent(source)) => self.outage.begins(source.clone(), began, now),
         }
-        dialed
     }
 
     /// Makes a new connection the connection of this runtime.
@@ -332,8 +328,6 @@ pub(in crate::net) fn not_sent(fault: Fault) -> DialFault {
         }
         Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
         Fault::Again(source) | Fault::WrongServer(source) => DialFault::NotSent(Some(source)),
-        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Unreplicated { .. } => {
-            DialFault::NotSent(None)
-        }
+        _ => DialFault::NotSent(None),
     }
 }

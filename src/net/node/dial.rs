@@ -96,20 +96,6 @@ impl Departures {
         self.not_before = Some(now.after(self.backoff.pause(Jitter::draw())));
         true
     }
-
-    fn close_all_but(&mut self, stays: Option<&Arc<AtomicBool>>) -> Vec<OnLoss> {
-        let mut lost = Vec::new();
-        self.open.retain(|(flag, on_loss)| {
-            let Some(flag) = flag.upgrade() else { return false };
-            if stays.is_some_and(|stays| Arc::ptr_eq(stays, &flag)) {
-                return true;
-            }
-            flag.store(true, Ordering::Release);
-            lost.extend(on_loss.clone());
-            false
-        });
-        lost
-    }
 }
 
 impl Connections {
@@ -131,7 +117,16 @@ impl Connections {
     }
 
     fn close_all_but(&self, mut departures: MutexGuard<'_, Departures>, stays: Option<&Arc<AtomicBool>>) {
-        let lost = departures.close_all_but(stays);
+        let mut lost = Vec::new();
+        departures.open.retain(|(flag, on_loss)| {
+            let Some(flag) = flag.upgrade() else { return false };
+            if stays.is_some_and(|stays| Arc::ptr_eq(stays, &flag)) {
+                return true;
+            }
+            flag.store(true, Ordering::Release);
+            lost.extend(on_loss.clone());
+            false
+        });
         // The lock is released first, because the handlers take locks of their own.
         drop(departures);
         self.give_up_closed();
@@ -189,9 +184,10 @@ impl Connections {
             };
             let (peer, others) = (reached.peer, reached.others);
             tried.extend(reached.unreached);
-            let push_handler = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone());
+            let push_handler = PushHandler::new(Arc::clone(&is_closed), self.on_loss.clone(), None);
             match self.greet(login, reached, push_handler, &is_closed, sharing).await {
-                Ok((live, DialledPeer::Wanted)) => {
+                Ok((live, hello)) if self.has_one_primary() && is_replica(&hello) => replica = replica.or(Some(live)),
+                Ok((live, _)) => {
                     if self.has_one_primary()
                         && let Some(peer) = peer.filter(|_| others > 0 || !tried.is_empty())
                     {
@@ -199,7 +195,6 @@ impl Connections {
                     }
                     return Ok(live);
                 }
-                Ok((live, DialledPeer::Replica)) => replica = replica.or(Some(live)),
                 Err(fault) => failed = failed.or(Some(fault)),
             }
             match peer {
@@ -215,7 +210,7 @@ impl Connections {
         let is_closed = Arc::<AtomicBool>::default();
         self.register(&is_closed, Some(Arc::clone(on_loss)));
         let reached = self.reach(Choice::Primary).await?;
-        let push_handler = PushHandler::new(is_closed, Some(Arc::clone(on_loss))).with_on_push(Arc::clone(on_push));
+        let push_handler = PushHandler::new(is_closed, Some(Arc::clone(on_loss)), Some(Arc::clone(on_push)));
         // The link needs the answer, and may be dialled before any other connection.
         let publishing = publishing_question();
         let (connection, _, answers) =
@@ -232,7 +227,7 @@ impl Connections {
                 self.reach_among(addresses, choice).await
             }
             ConnectionAddr::Unix(path) => self.steps.connect_path(path).await.map(alone),
-            other => Err(not_sent(unsupported_address(other))),
+            other => Err(unsupported_address(other)),
         }
     }
 
@@ -293,6 +288,7 @@ impl Connections {
         Ok((connection, hello, answers))
     }
 
+    /// Greets a server. Returns the connection, and the server's answer to `HELLO`.
     async fn greet(
         &self,
         login: &Login,
@@ -300,7 +296,7 @@ impl Connections {
         push_handler: PushHandler,
         is_closed: &Arc<AtomicBool>,
         sharing: Sharing,
-    ) -> Result<(Arc<OpenConnection>, DialledPeer), DialFault> {
+    ) -> Result<(Arc<OpenConnection>, Value), DialFault> {
         let (time, of_server, publishing) = (redis::cmd("TIME"), info("server"), publishing_question());
         let mut questions = vec![Request::Command(&publishing), Request::Command(&time)];
         if self.limits.role == Role::Voter {
@@ -318,7 +314,6 @@ impl Connections {
             self.up_since.fetch_max(up_since.max(1), Ordering::AcqRel);
         }
         let named = |field| hello_field(&hello, field).unwrap_or_default();
-        let is_wanted = !self.has_one_primary() || !is_replica(&hello);
         let time = fault::reply(answers.swap_remove(1)).map_err(not_sent)?;
         self.dialects.note_publishing(&answers.swap_remove(0));
         let server = parse_time(&time).ok_or_else(|| not_sent(unreadable("TIME")))?;
@@ -334,7 +329,7 @@ impl Connections {
             space: InFlightLimit::new(self.limits.response_timeout),
             is_apart: sharing == Sharing::Apart,
         };
-        Ok((Arc::new(live), if is_wanted { DialledPeer::Wanted } else { DialledPeer::Replica }))
+        Ok((Arc::new(live), hello))
     }
 }
 
@@ -354,10 +349,4 @@ impl Node {
             self.connections.leave_now();
         }
     }
-}
-
-/// Kind of the server that was greeted.
-enum DialledPeer {
-    Wanted,
-    Replica,
 }

@@ -16,14 +16,9 @@ pub(super) struct PushHandler {
 }
 
 impl PushHandler {
-    pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>) -> Self {
-        Self { is_closed, on_loss, on_push: None }
-    }
-
-    /// Adds the handler for pushes. Only connections that carry subscriptions need it.
-    pub(super) fn with_on_push(mut self, on_push: OnPush) -> Self {
-        self.on_push = Some(on_push);
-        self
+    /// Returns the handlers of one connection. Only a connection that carries subscriptions needs a handler for pushes.
+    pub(super) fn new(is_closed: Arc<AtomicBool>, on_loss: Option<OnLoss>, on_push: Option<OnPush>) -> Self {
+        Self { is_closed, on_loss, on_push }
     }
 
     /// Returns true if the connection carries subscriptions.

@@ -6,6 +6,7 @@
 //! connection, the next dial logs in anew.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -51,10 +52,9 @@ struct OpenLogin {
 
 impl OpenLogin {
     async fn follow(mut self) {
-        let mut changes = self.issuer.changes();
         // Credentials may have changed since the login, so the number is compared instead of waiting for a change.
         let (mut was_refused, mut backoff) = (false, Backoff::new());
-        while let Some(issued) = changes.newer_than(self.number).await {
+        while let Some(issued) = self.issuer.newer_than(self.number).await {
             self.number = issued.number;
             match self.log_in(&issued).await {
                 Sent::Accepted => {
@@ -88,7 +88,7 @@ impl OpenLogin {
         match tokio::time::timeout(self.response_timeout, asking).await {
             Ok(Ok(answer)) => match fault::reply(answer) {
                 Ok(_) => {
-                    self.issuer.note_accepted();
+                    self.issuer.is_refusal_told.store(false, Ordering::Relaxed);
                     Sent::Accepted
                 }
                 Err(fault) => Sent::Refused(fault.into_source().map_or_else(String::new, |source| source.to_string())),
@@ -100,7 +100,7 @@ impl OpenLogin {
     }
 
     fn tell_refusal(&self, message: &str) {
-        if self.issuer.note_refused() {
+        if !self.issuer.is_refusal_told.swap(true, Ordering::Relaxed) {
             catch_panic(|| events::credentials_refused(&self.node, message));
         }
     }

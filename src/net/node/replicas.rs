@@ -90,11 +90,7 @@ impl RequiredReplicas {
 
     /// Looks, or waits for the look of another connection. That connection may be dead, so the wait is no longer than one
     /// response timeout.
-    pub(super) async fn look_or_wait(
-        &self,
-        connections: &Arc<Connections>,
-        live: &Arc<OpenConnection>,
-    ) -> Result<(), Fault> {
+    pub(super) async fn look_or_wait(&self, connections: &Connections, live: &OpenConnection) -> Result<(), Fault> {
         let turn = tokio::time::timeout(connections.limits.response_timeout, self.looking.lock()).await;
         if self.number_at(CLOCK.now()).is_none() {
             self.look(connections, live).await?;
@@ -105,11 +101,7 @@ impl RequiredReplicas {
 
     /// Asks the primary for its replicas, and the servers that name them. Changes nothing on any server, so the future
     /// may be dropped at any time.
-    pub(super) async fn look(
-        &self,
-        connections: &Arc<Connections>,
-        live: &Arc<OpenConnection>,
-    ) -> Result<ReplicaCount, Fault> {
+    pub(super) async fn look(&self, connections: &Connections, live: &OpenConnection) -> Result<ReplicaCount, Fault> {
         let asked = CLOCK.now();
         let (attached, named) = match (self.replicas, &self.names) {
             (Replicas::At(_), _) | (Replicas::All, ReplicaNames::Nobody) => {
@@ -153,8 +145,8 @@ impl RequiredReplicas {
     /// reset server has another id at the same address.
     async fn ask_member(
         &self,
-        connections: &Arc<Connections>,
-        live: &Arc<OpenConnection>,
+        connections: &Connections,
+        live: &OpenConnection,
     ) -> Result<(Vec<String>, NamedReplicas), Fault> {
         let my_id = redis::cmd("CLUSTER").arg("MYID").take();
         for _ in 0..2 {
@@ -185,14 +177,14 @@ fn count_replicas(named: &[String], attached: &[String]) -> u64 {
     counts.values().map(|(named, attached)| named.max(attached)).sum()
 }
 
-async fn ask_attached(connections: &Arc<Connections>, live: &Arc<OpenConnection>) -> Result<Vec<String>, Fault> {
-    let answer = ask_all(connections, live, &[&info("replication")]).await?.pop();
-    read_attached(connections, live, &answer.unwrap_or_else(|| Err(unreadable("INFO")))?)
+async fn ask_attached(connections: &Connections, live: &OpenConnection) -> Result<Vec<String>, Fault> {
+    let (_, answer) = connections.ask(live, &info("replication")).await?;
+    read_attached(connections, live, &answer)
 }
 
 async fn ask_all(
-    connections: &Arc<Connections>,
-    live: &Arc<OpenConnection>,
+    connections: &Connections,
+    live: &OpenConnection,
     questions: &[&Cmd],
 ) -> Result<Vec<Result<Value, Fault>>, Fault> {
     let requests: Vec<_> = questions.iter().map(|question| Request::Command(question)).collect();

@@ -17,7 +17,6 @@
 mod tests;
 
 use std::collections::VecDeque;
-use std::iter;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,13 +27,12 @@ use redis::{ServerError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::connection::{Load, Request, Wording};
+use super::connection::{Load, Request, with_wordings};
 use super::connections::{Connections, DialFault, OpenConnection, Sharing, not_sent};
 use super::in_flight::Precedence;
 use super::replicas::{ReplicaNames, RequiredReplicas};
 use super::{Admission, CallAnswer, reply_if_admitted};
 use crate::base::cork::after_step;
-use crate::base::durability::Durability;
 use crate::base::error::Refusal;
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::process;
@@ -58,14 +56,14 @@ pub(super) struct ReplicatedConnections {
 
 impl ReplicatedConnections {
     /// Returns `None` if the durability asks for no acknowledgement by replicas.
-    pub(super) fn new(connections: &Arc<Connections>, durability: Durability, names: ReplicaNames) -> Option<Self> {
-        let (replicas, timeout_ms) = durability.acknowledgement()?;
+    pub(super) fn new(connections: &Arc<Connections>, names: ReplicaNames) -> Option<Self> {
+        let (replicas, timeout_ms) = connections.limits.durability.acknowledgement()?;
         let required = Arc::new(RequiredReplicas::new(replicas, names));
         Some(Self { connections: Arc::clone(connections), required, timeout_ms, of: Mutex::default() })
     }
 
     /// Fails if fewer replicas are attached than must acknowledge a grant. Asks on the shared connection `live`.
-    pub(super) async fn check(&self, live: &Arc<OpenConnection>) -> Result<(), Fault> {
+    pub(super) async fn check(&self, live: &OpenConnection) -> Result<(), Fault> {
         let look = self.required.look(&self.connections, live).await?;
         if look.attached >= look.required {
             return Ok(());
@@ -109,21 +107,12 @@ impl ReplicatedConnections {
 /// Limit for the looks before one pipeline.
 const MAX_LOOKS: usize = 2;
 
-/// Batch: calls of one caller, which are sent together.
+/// Batch: calls of one caller and of one script, which are sent together.
 pub(super) struct ReplicatedCalls {
     pub(super) calls: Vec<Call>,
     pub(super) load: Load,
     pub(super) admission: Admission,
     pub(super) precedence: Precedence,
-}
-
-impl ReplicatedCalls {
-    /// Returns the calls with their wordings. All calls of a batch are of the same script, so only the first call may have
-    /// to carry the script's text.
-    fn with_wordings(&self, dialect: Dialect) -> impl Iterator<Item = (&Call, Wording)> {
-        let loads = iter::once(self.load).chain(iter::repeat(Load::Digest));
-        self.calls.iter().zip(loads.map(move |load| Wording { load, dialect }))
-    }
 }
 
 /// Batch, with the sender that returns the answers to its caller.
@@ -232,7 +221,7 @@ impl ReplicatedPool {
     /// Returns the present moment, the server time after which the server must refuse calls that are sent now, and the
     /// number of replicas that must acknowledge them. Asks the server if one of these is not known well enough. Fails
     /// before anything is sent that changes the server.
-    async fn prepare(&self, live: &Arc<OpenConnection>) -> Result<(Moment, ServerTime, u64), Fault> {
+    async fn prepare(&self, live: &OpenConnection) -> Result<(Moment, ServerTime, u64), Fault> {
         // A look takes round trips, so the time limit of the calls begins anew after it. A slow look may be too old then,
         // and the next one is quicker.
         for _ in 0..=MAX_LOOKS {
@@ -247,7 +236,7 @@ impl ReplicatedPool {
 
     /// Sends batches in one pipeline and waits for their answers. Returns true if the connection can carry another
     /// pipeline.
-    async fn carry(&self, live: &Arc<OpenConnection>, jobs: Vec<ReplicatedJob>) -> bool {
+    async fn carry(&self, live: &OpenConnection, jobs: Vec<ReplicatedJob>) -> bool {
         let (sent, not_after, required) = match self.prepare(live).await {
             Ok(limits) => limits,
             Err(fault) => {
@@ -269,7 +258,7 @@ impl ReplicatedPool {
         let (asking, dialect) = (redis::cmd("ASKING"), self.connections.dialect());
         let mut requests = Vec::new();
         for batch in &batches {
-            for (call, wording) in batch.with_wordings(dialect) {
+            for (call, wording) in with_wordings(&batch.calls, batch.load, dialect) {
                 if batch.admission == Admission::Asking {
                     requests.push(Request::Command(&asking));
                 }
@@ -310,7 +299,7 @@ impl ReplicatedPool {
     /// wait for the acknowledgement of the replicas.
     fn hand_out(
         &self,
-        live: &Arc<OpenConnection>,
+        live: &OpenConnection,
         batches: &[ReplicatedCalls],
         waiting: Vec<Answers>,
         (sent, dialect): (Moment, Dialect),
@@ -319,7 +308,7 @@ impl ReplicatedPool {
         let (mut values, mut held_back) = (values.into_iter(), Vec::new());
         for (batch, answers) in batches.iter().zip(waiting) {
             let mut said = Vec::with_capacity(batch.calls.len());
-            for (call, wording) in batch.with_wordings(dialect) {
+            for (call, wording) in with_wordings(&batch.calls, batch.load, dialect) {
                 let mut next = || values.next().unwrap_or_default();
                 let value = match batch.admission {
                     Admission::Owner => Ok(next()),

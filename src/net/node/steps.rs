@@ -76,9 +76,7 @@ impl Steps {
     /// Connects to all of these addresses at the same time, and returns the connection that is ready first.
     pub(super) async fn connect(&self, addresses: &[SocketAddr]) -> Result<(Stream, SocketAddr), DialFault> {
         if addresses.is_empty() {
-            return Err(not_sent(Fault::of_dial(
-                io::Error::new(io::ErrorKind::NotFound, "the host has no address").into(),
-            )));
+            return Err(of_io(io::ErrorKind::NotFound, "the host has no address"));
         }
         self.take(Step::Tcp, Stream::connect_tcp(addresses)).await
     }
@@ -117,23 +115,24 @@ impl Steps {
     ) -> Result<(Connection, Value, Vec<Value>), DialFault> {
         let (login, then) = (hello(settings), after_login(settings));
         let count = then.len() + questions.len();
-        let (wire, mut opening) = Wire::open(stream, push_handler, &self.answer_memory, count, |bytes| {
+        let answer_memory = Arc::clone(&self.answer_memory);
+        let (wire, first, others) = Wire::open(stream, push_handler, answer_memory, count, |bytes| {
             iter::once(&login).chain(&then).for_each(|command| Request::Command(command).encode(bytes));
             questions.iter().for_each(|question| question.encode(bytes));
         });
         // The answer to `HELLO` is read before the other answers. A server that accepts no more clients sends its
         // reason in this place, and then closes the connection.
-        let mut hello = self.take(Step::Greeting, opening.first()).await?;
+        let mut hello = self.take(Step::Greeting, first).await?;
         let is_unknown = is_unknown(&hello, settings);
         if !is_unknown {
             check(hello.clone()).map_err(not_sent)?;
         }
-        let mut answers = match self.take(Step::Greeting, opening.others()).await {
+        let mut answers = match self.take(Step::Greeting, others).await {
             Ok(answers) => answers,
             // The server has said why it closes the connection.
             Err(closed) => return Err(check(hello).map_or_else(not_sent, |()| closed)),
         };
-        let connection = Connection::new(wire);
+        let connection = Connection { wire, _relogin: None };
         if is_unknown {
             (hello, answers) = self.log_in_without_hello(&connection, settings, questions).await?;
             check(hello.clone()).map_err(not_sent)?;
@@ -213,13 +212,13 @@ pub(in crate::net) async fn ask_once(
             steps.encrypt(stream, address, secrets).await?
         }
         ConnectionAddr::Unix(path) => steps.connect_path(path).await?,
-        other => return Err(unsupported_address(other)),
+        other => return Err(unsupported_address(other).into()),
     };
     let admits = |hello| match fault::reply(hello) {
         Err(Fault::Refused { refusal: Refusal::Other, .. }) | Ok(_) => Ok(()),
         Err(fault) => Err(fault),
     };
-    let push_handler = PushHandler::new(Arc::default(), None);
+    let push_handler = PushHandler::new(Arc::default(), None, None);
     let questions: Vec<_> = questions.iter().map(Request::Command).collect();
     let (_connection, _, answers) = steps.log_in(stream, settings, push_handler, &questions, admits).await?;
     Ok(answers)
@@ -281,8 +280,12 @@ fn is_unknown(hello: &Value, settings: &RedisConnectionInfo) -> bool {
     }
 }
 
-pub(super) fn unsupported_address(address: &ConnectionAddr) -> Fault {
-    Fault::of_dial(io::Error::new(io::ErrorKind::Unsupported, address.to_string()).into())
+pub(super) fn unsupported_address(address: &ConnectionAddr) -> DialFault {
+    of_io(io::ErrorKind::Unsupported, &address.to_string())
+}
+
+fn of_io(kind: io::ErrorKind, words: &str) -> DialFault {
+    not_sent(Fault::of_dial(io::Error::new(kind, words).into()))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::mem;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,7 +33,7 @@ use tokio::io::ReadBuf;
 use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::task::AbortHandle;
 
-use self::frames::{Frame, Limit, MAX_BYTES, PushForm, Scan, garbage, too_much};
+use self::frames::{Frame, MAX_BYTES, MAX_WEIGHT, Scan, garbage, too_much};
 use self::memory::Reservation;
 use self::stream::{Reader, Writer};
 use super::push_handler::PushHandler;
@@ -63,6 +64,14 @@ pub(super) struct Wire {
     /// Part of the wire that sends requests and does not keep the wire open.
     pub(super) shared: Arc<WireShared>,
     driver: AbortHandle,
+}
+
+impl Deref for Wire {
+    type Target = Arc<WireShared>;
+
+    fn deref(&self) -> &Arc<WireShared> {
+        &self.shared
+    }
 }
 
 impl Drop for Wire {
@@ -179,9 +188,8 @@ impl WireState {
                 pipeline.answers.push(answer.value);
                 pipeline.weight += answer.weight;
                 pipeline.reserved.extend(answer.reserved);
-                let most = Limit::Answer.weight();
-                if pipeline.weight > most {
-                    return Err(too_much("the memory of several answers", most));
+                if pipeline.weight > MAX_WEIGHT {
+                    return Err(too_much("the memory of several answers", MAX_WEIGHT));
                 }
                 if pipeline.answers.len() == pipeline.count {
                     return Ok(Some(Ready::All(pipeline)));
@@ -212,50 +220,41 @@ impl WireState {
 }
 
 impl Wire {
-    /// Opens a wire on a stream. Sends one first question and `count` further questions, which `encode` appends.
+    /// Opens a wire on a stream. Sends one first question and `count` further questions, which `encode` appends. Also
+    /// returns a future for the answer to the first question, and one for the other answers.
     ///
     /// The questions are sent before anything is read. A server that accepts no more clients sends an error and closes
-    /// the connection. This error is then the answer to the first question.
+    /// the connection. This error is then the answer to the first question, and the only answer.
     pub(super) fn open(
         stream: Stream,
         push_handler: PushHandler,
-        memory: &Arc<AnswerMemory>,
+        memory: Arc<AnswerMemory>,
         count: usize,
         encode: impl FnOnce(&mut Vec<u8>),
-    ) -> (Self, Opening) {
+    ) -> (Self, impl Future<Output = Result<Value, RedisError>>, impl Future<Output = Result<Vec<Value>, RedisError>>)
+    {
         let (reader, writer) = stream.into_split();
         let state = WireState { writer: Some(Arc::new(writer)), ..WireState::default() };
         let (process, state) = (Process::current(), Mutex::new(state));
         let shared = Arc::new(WireShared { process, state, driver: AtomicWaker::new(), maps: AtomicUsize::new(0) });
-        let reservation = Reservation::none(Arc::clone(memory));
         let (sender, first) = oneshot::channel();
         let (pipeline, others) = Requester::of_many(Of::Questions, count);
         // The result is ignored, because the driver task handles errors of the stream.
         drop(shared.send(encode, [Requester::One(sender), pipeline]));
-        let pushes = if push_handler.is_subscribing() { PushForm::Lists } else { PushForm::Marked };
-        let scan = Scan::new(pushes);
+        let (scan, reservation) = (Scan::default(), Reservation::none(memory));
+        let mut inbox = Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan, reservation };
+        inbox.scan.has_listed_pushes = push_handler.is_subscribing();
         let driver = WireDriver {
             shared: Arc::clone(&shared),
-            inbox: Inbox { reader, bytes: vec![0; READ_BYTES], filled: 0, scan, reservation },
+            inbox,
             answers: Vec::new(),
             ready: Vec::new(),
             has_let_others_go_along: false,
             push_handler,
         };
-        let opening = Opening { shared: Arc::clone(&shared), first, others };
-        (Self { shared, driver: process::spawn(driver.run()).abort_handle() }, opening)
-    }
-
-    /// Sends the request that `encode` appends, and waits for its answer. The request is sent when the future is polled
-    /// for the first time. If the future is dropped after that, no caller gets the answer.
-    pub(super) async fn ask(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
-        self.shared.ask(encode).await
-    }
-
-    /// Asks for the slot map of a cluster, which may be larger than other answers.
-    pub(super) async fn ask_for_map(&self, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
-        let _awaited = CountGuard::new(&self.shared.maps, 1);
-        self.ask(encode).await
+        let (asking, asking_others) = (Arc::clone(&shared), Arc::clone(&shared));
+        let wire = Self { shared, driver: process::spawn(driver.run()).abort_handle() };
+        (wire, async move { asking.one(first.await) }, async move { asking_others.all(others.await) })
     }
 
     /// Sends `count` requests, which `encode` appends, with one write.
@@ -270,8 +269,8 @@ impl Wire {
             return Ok(Vec::new());
         }
         let (pipeline, answers) = Requester::of_many(of, count);
-        self.shared.send(encode, [pipeline])?;
-        self.shared.all(answers.await)
+        self.send(encode, [pipeline])?;
+        self.all(answers.await)
     }
 
     /// Sends `count` requests and one last request with one write, before this function returns. The first future
@@ -280,27 +279,8 @@ impl Wire {
         debug_assert!(count > 0, "the others' answer would be that of the last one");
         let ((pipeline, answers), (sender, last)) = (Requester::of_many(Of::Questions, count), oneshot::channel());
         // If the connection has ended, `send` drops the senders. Then both futures return the reason of the end.
-        drop(self.shared.send(encode, [pipeline, Requester::One(sender)]));
-        (Box::pin(async { self.shared.all(answers.await) }), Box::pin(async { self.shared.one(last.await) }))
-    }
-}
-
-/// Answers to the first questions on a wire.
-pub(super) struct Opening {
-    shared: Arc<WireShared>,
-    first: oneshot::Receiver<Weighed>,
-    others: oneshot::Receiver<Answers>,
-}
-
-impl Opening {
-    /// Returns the answer to the first question. A server that accepts no more clients answers no other question.
-    pub(super) async fn first(&mut self) -> Result<Value, RedisError> {
-        self.shared.one((&mut self.first).await)
-    }
-
-    /// Returns the answers to the other questions.
-    pub(super) async fn others(self) -> Result<Vec<Value>, RedisError> {
-        self.shared.all(self.others.await)
+        drop(self.send(encode, [pipeline, Requester::One(sender)]));
+        (Box::pin(async { self.all(answers.await) }), Box::pin(async { self.one(last.await) }))
     }
 }
 
@@ -313,7 +293,14 @@ impl Requester {
 }
 
 impl WireShared {
-    /// Sends one request, as [`Wire::ask`] does.
+    /// Raises the size limit of answers until the guard is dropped. The caller waits for the slot map of a cluster,
+    /// which may be larger than other answers.
+    pub(super) fn await_map(&self) -> CountGuard<'_> {
+        CountGuard::new(&self.maps, 1)
+    }
+
+    /// Sends the request that `encode` appends, and waits for its answer. The request is sent when the future is polled
+    /// for the first time. If the future is dropped after that, no caller gets the answer.
     pub(super) async fn ask(self: &Arc<Self>, encode: impl FnOnce(&mut Vec<u8>)) -> Result<Value, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.send(encode, [Requester::One(sender)])?;
@@ -404,11 +391,6 @@ impl WireShared {
         // A dropped sender wakes its caller, so the mutex is released first.
         drop(state);
         drop((waiting, writer));
-    }
-
-    /// Returns the size limit for the next answer. The limit is larger while a caller waits for a slot map.
-    fn limit(&self) -> Limit {
-        if self.maps.load(Ordering::Acquire) > 0 { Limit::Map } else { Limit::Answer }
     }
 
     fn why(&self) -> RedisError {
@@ -503,8 +485,8 @@ impl WireDriver {
     fn read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         while self.inbox.poll_fill(cx)?.is_ready() {
             let Self { inbox, shared, answers, ready, push_handler, .. } = self;
-            inbox.scan.limit = shared.limit();
-            let (mut together, most) = (0, inbox.scan.limit.weight());
+            inbox.scan.is_map_awaited = shared.maps.load(Ordering::Acquire) > 0;
+            let (mut together, most) = (0, inbox.scan.max_weight());
             inbox.each_frame(|frame, weight, reserved| {
                 together += weight;
                 if together > most {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{PushKind, RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -25,6 +25,7 @@ use crate::base::lease::Moment;
 use crate::base::recalls::Liveness;
 use crate::net::CLOCK;
 use crate::net::fault::{self, Fault};
+use crate::net::fleet::SuspectReason;
 use crate::net::node::{Connection, DialFault, Node, Request};
 use crate::net::pushed::Pushed;
 use crate::net::script::PublishCommand;
@@ -78,13 +79,6 @@ enum Verb {
     Unsubscribe,
 }
 
-/// Reason why the task takes a channel into a batch: it may have changed, or it is due for a regular new subscription.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Look {
-    New,
-    Again,
-}
-
 /// Command for one channel: its verb, and the name of the channel.
 type Command = (Verb, Arc<str>);
 
@@ -113,12 +107,13 @@ impl LinkRun {
             self.shared.subscriptions.lock().unconfirm(self.link);
             self.shared.notify_break();
             events::link_lost(self.node.address(), &lost);
-            match lost {
-                Lost::Unused => return,
+            match (lost, self.shared.slot_owners.fleet()) {
+                (Lost::Unused, _) => return,
                 // A waiter marks a silent node as suspect as well. This is done here too, because there may be few
                 // waiters or none.
-                Lost::NotMade(_) | Lost::NoAnswer => self.shared.slot_owners.suspect(&self.node),
-                Lost::Closed | Lost::Surprise | Lost::NoLogin(_) => self.shared.slot_owners.look(),
+                (Lost::NotMade(_) | Lost::NoAnswer, Some(fleet)) => fleet.suspect(&self.node, SuspectReason::Silent),
+                (Lost::Closed | Lost::Surprise | Lost::NoLogin(_), Some(fleet)) => fleet.look_in_background(),
+                (_, None) => {}
             }
             if began.elapsed() >= MAX_REDIAL {
                 pause = Duration::ZERO;
@@ -202,7 +197,7 @@ impl LinkRun {
         let waits = |channel: &Channel| {
             channel.is_confirmed_at(self.link) && channel.purpose == Purpose::Turns && !channel.listeners.is_empty()
         };
-        if !self.shared.slot_owners.is_single() {
+        if self.shared.slot_owners.fleet().is_some() {
             return Ok(false);
         }
         if deadlines.role_at > Instant::now() {
@@ -272,7 +267,9 @@ impl LinkRun {
             // A replica also confirms subscriptions, so the confirmations do not show that this node is still the
             // primary. Sentinels are therefore asked for the primary here. In a cluster this is not necessary, because
             // each waiter asks the node once a second, and a replica then redirects the waiter.
-            self.shared.slot_owners.look_from_time_to_time();
+            if let Some(fleet) = self.shared.slot_owners.fleet() {
+                fleet.refresh_from_time_to_time();
+            }
         } else if std::mem::take(&mut link.must_prove) {
             // One channel is enough, because one answer on this connection proves that its server is still there.
             deadlines.again.extend(here().next().map(|(name, _)| Arc::clone(name)));
@@ -283,17 +280,17 @@ impl LinkRun {
         link.asked = main;
         let mut commands = Vec::new();
         while commands.len() < MAX_BATCH {
-            let todo = link.todo.pop_front().map(|name| (name, Look::New));
-            let Some((name, look)) = todo.or_else(|| deadlines.again.pop().map(|name| (name, Look::Again))) else {
-                break;
-            };
+            // A channel is taken because it may have changed, or because it is due for a regular new subscription.
+            let changed = link.todo.pop_front();
+            let is_due_again = changed.is_none();
+            let Some(name) = changed.or_else(|| deadlines.again.pop()) else { break };
             let channel = subscriptions.channels.get(&name).filter(|channel| channel.owner_link == Some(self.link));
             let not_before = channel.and_then(|channel| channel.refused.as_ref()?.not_before);
             match channel {
                 Some(_) if not_before.is_some_and(|at| at > now) => {
                     deadlines.refused.insert((not_before.unwrap_or(now), name));
                 }
-                Some(channel) if look == Look::Again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
+                Some(channel) if is_due_again || !channel.is_confirmed => commands.push((Verb::Subscribe, name)),
                 None if link.leftovers.contains(&name) => commands.push((Verb::Unsubscribe, name)),
                 Some(_) | None => {}
             }
@@ -320,7 +317,7 @@ impl LinkRun {
         let mut refusals = Vec::new();
         for ((verb, channel), reply) in batch.iter().zip(replies) {
             match reply {
-                Value::Push { kind, data } if Pushed::of_library(&kind, &data) == Some(verb.confirmation(channel)) => {}
+                Value::Push { kind, data } if verb.is_confirmed_by(&kind, &data, channel) => {}
                 Value::ServerError(error) => refusals.push((*verb, channel, error)),
                 _ => return Err(Lost::Surprise),
             }
@@ -375,10 +372,11 @@ impl LinkRun {
         refused.times = refused.times.saturating_add(1);
         refused.not_before = pause.map(|pause| Instant::now() + pause);
         drop(subscriptions);
-        match fault {
-            Fault::Moved { address } => self.shared.slot_owners.on_moved(slot, &address, &self.node),
-            Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_) => self.shared.slot_owners.look(),
-            Fault::Refused { message, .. } => self.tell_refusal(&message),
+        match (fault, self.shared.slot_owners.fleet()) {
+            (Fault::Refused { message, .. }, _) => self.tell_refusal(&message),
+            // The result is ignored. After an invalid address, the fleet only asks for the slot map once more.
+            (Fault::Moved { address }, Some(fleet)) => drop(fleet.on_moved(slot, &address, self.node.address())),
+            (Fault::Ask { .. } | Fault::Again(_) | Fault::WrongServer(_), Some(fleet)) => fleet.look_in_background(),
             _ => {}
         }
         let mut subscriptions = self.shared.subscriptions.lock();
@@ -421,10 +419,13 @@ impl Verb {
         }
     }
 
-    fn confirmation(self, channel: &str) -> Pushed<'_> {
-        match self {
-            Self::Subscribe => Pushed::Subscribed { channel },
-            Self::Unsubscribe => Pushed::Unsubscribed { channel },
-        }
+    /// Returns true if a push that the `redis` crate has decoded confirms this command for the channel.
+    fn is_confirmed_by(self, kind: &PushKind, data: &[Value], channel: &str) -> bool {
+        let confirmed = match kind {
+            PushKind::SSubscribe | PushKind::Subscribe => Self::Subscribe,
+            PushKind::SUnsubscribe | PushKind::Unsubscribe => Self::Unsubscribe,
+            _ => return false,
+        };
+        confirmed == self && matches!(data.first(), Some(Value::BulkString(name)) if *name == channel.as_bytes())
     }
 }

@@ -18,16 +18,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// First pause between two checks while a channel has no owner link.
 const MIN_LINK_PAUSE: Duration = Duration::from_millis(100);
 
-#[derive(PartialEq)]
-enum MaintenanceOutcome {
-    /// No channel exists any more, so the task ends.
-    Nothing,
-    /// Every channel has an owner link.
-    Order,
-    /// At least one channel has no owner link.
-    WithoutLink,
-}
-
 async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
     let is_open = match map {
         Some(map) => map.changed().await.is_ok(),
@@ -42,12 +32,6 @@ async fn changed(map: &mut Option<watch::Receiver<SlotMap>>) {
 /// task reads messages any more.
 struct Runs(Option<Arc<PushShared>>);
 
-impl Runs {
-    fn end_well(mut self) {
-        self.0 = None;
-    }
-}
-
 impl Drop for Runs {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
@@ -59,18 +43,23 @@ impl Drop for Runs {
 
 impl PushShared {
     pub(super) async fn maintain(self: Arc<Self>) {
-        let runs = Runs(Some(Arc::clone(&self)));
+        let mut runs = Runs(Some(Arc::clone(&self)));
         let mut changes = self.slot_owners.changes();
         let mut link_pause = MIN_LINK_PAUSE;
         loop {
             let look = match self.maintain_once() {
-                MaintenanceOutcome::Nothing => return runs.end_well(),
-                MaintenanceOutcome::Order => {
+                None => {
+                    runs.0 = None;
+                    return;
+                }
+                Some(0) => {
                     link_pause = MIN_LINK_PAUSE;
                     LOOK.min(self.pace.linger)
                 }
-                MaintenanceOutcome::WithoutLink => {
-                    self.slot_owners.look();
+                Some(_) => {
+                    if let Some(fleet) = self.slot_owners.fleet() {
+                        fleet.look_in_background();
+                    }
                     let look = link_pause;
                     link_pause = LOOK.min(look * 2);
                     look
@@ -84,7 +73,9 @@ impl PushShared {
         }
     }
 
-    fn maintain_once(self: &Arc<Self>) -> MaintenanceOutcome {
+    /// Returns the number of channels without an owner link. Returns `None` if no channel exists any more, so that the
+    /// task ends.
+    fn maintain_once(self: &Arc<Self>) -> Option<usize> {
         let mut subscriptions = self.subscriptions.lock();
         subscriptions.bury();
         subscriptions.tidy(&self.pace);
@@ -100,19 +91,15 @@ impl PushShared {
         let owner_links: HashSet<_> =
             subscriptions.channels.values().filter_map(|channel| channel.owner_link).collect();
         let unused: Vec<_> = subscriptions.links.extract_if(|number, _| !owner_links.contains(number)).collect();
-        let found = match (subscriptions.channels.is_empty(), without_link) {
-            (true, _) => MaintenanceOutcome::Nothing,
-            (false, 0) => MaintenanceOutcome::Order,
-            (false, _) => MaintenanceOutcome::WithoutLink,
-        };
-        if found == MaintenanceOutcome::Nothing {
+        let has_channels = !subscriptions.channels.is_empty();
+        if !has_channels {
             subscriptions.maintenance = None;
         }
         drop(subscriptions);
         self.notify_break();
         // No unsubscription is necessary, because the server ends all subscriptions of a closed connection.
         unused.iter().for_each(|(_, link)| link.task.abort());
-        found
+        has_channels.then_some(without_link)
     }
 }
 

@@ -59,12 +59,9 @@ impl PushShared {
     fn confirm(&self, from: Origin, channel: &str) {
         let confirmed = self.subscriptions.lock().confirm(from, channel);
         match confirmed {
-            Confirmation::Wanted(notification) => notification.tell(CLOCK.now()),
-            Confirmation::NotWanted => {}
-            // This process would have to unsubscribe from each such channel. A server that sends such confirmations
-            // without end would make the process store names and send requests without end. So the connection is
-            // replaced.
-            Confirmation::Unasked => self.replace(from, Lost::Surprise),
+            Ok(Some(notification)) => notification.tell(CLOCK.now()),
+            Ok(None) => {}
+            Err(lost) => self.replace(from, lost),
         }
     }
 
@@ -75,7 +72,9 @@ impl PushShared {
         let is_wanted = self.subscriptions.lock().note_unsubscribed(from, channel, now);
         if is_wanted {
             self.notify_break();
-            self.slot_owners.refresh_after_change();
+            if let Some(fleet) = self.slot_owners.fleet() {
+                fleet.refresh_after_change();
+            }
         }
     }
 
@@ -90,15 +89,6 @@ impl PushShared {
         drop(subscriptions);
         self.notify_break();
     }
-}
-
-/// Meaning of a confirmation that a server has pushed.
-enum Confirmation {
-    Wanted(ChannelNotification),
-    /// The channel is no longer wanted on this link, or the connection was given up.
-    NotWanted,
-    /// This process expected no confirmation of the channel.
-    Unasked,
 }
 
 fn current_link(links: &mut HashMap<LinkId, Link>, from: Origin) -> Option<&mut Link> {
@@ -141,12 +131,18 @@ impl Subscriptions {
         is_wanted
     }
 
-    fn confirm(&mut self, from: Origin, name: &str) -> Confirmation {
+    /// Notes a confirmation that a server has pushed. Returns the notification for the listeners. Returns `None` if the
+    /// channel is no longer wanted on this link, or if the connection was given up. Fails if this process expected no
+    /// confirmation of the channel.
+    fn confirm(&mut self, from: Origin, name: &str) -> Result<Option<ChannelNotification>, Lost> {
         let epoch = self.next_number().get();
-        let Some(link) = current_link(&mut self.links, from) else { return Confirmation::NotWanted };
+        let Some(link) = current_link(&mut self.links, from) else { return Ok(None) };
         // Usually finds the first entry, because confirmations arrive in the order of the commands.
         let Some(place) = link.awaited.iter().position(|awaited| **awaited == *name) else {
-            return Confirmation::Unasked;
+            // This process would have to unsubscribe from each such channel. A server that sends such confirmations
+            // without end would make the process store names and send requests without end. So the connection is
+            // replaced.
+            return Err(Lost::Surprise);
         };
         link.awaited.remove(place);
         // Set now, because the next push may be a message that needs this value. `asked` belongs to the answered
@@ -157,7 +153,7 @@ impl Subscriptions {
             let name = name.into();
             link.look_at(&name);
             link.leftovers.insert(name);
-            return Confirmation::NotWanted;
+            return Ok(None);
         };
         link.leftovers.remove(name);
         // If the channel was confirmed before, no message was missed, so the recall handlers need no new confirmation.
@@ -167,6 +163,6 @@ impl Subscriptions {
             link.is_pinged_from_now_on();
         }
         channel.refused = None;
-        Confirmation::Wanted(channel.notification(Notification::AskAgain))
+        Ok(Some(channel.notification(Notification::AskAgain)))
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::address::{parse_all, parse_one};
 use super::fleet::Fleet;
-use super::node::{Limits, Node, Reports, Role};
+use super::node::{Limits, Node, NodeSetup, Role};
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::options::Options;
 use crate::base::topology::{Access, Tls};
@@ -95,15 +95,20 @@ pub async fn answering(answer: impl Fn(usize, &[String]) -> String + Send + Sync
 /// Returns a node for a server in this process.
 pub fn node_at(addr: SocketAddr, options: &Options, role: Role, background: BackgroundRuntime) -> Arc<Node> {
     let info = parse_one(&format!("redis://{addr}"), &Tls::new()).expect("a URL");
-    let limits = Limits::new(options, role);
-    Arc::new(Node::new(&addr.to_string(), info, limits, background, Reports::for_test()))
+    Arc::new(Node::new(&addr.to_string(), info, setup_on(background, options, role)))
+}
+
+/// Returns the values for nodes that use this background runtime.
+pub fn setup_on(background_runtime: BackgroundRuntime, options: &Options, role: Role) -> NodeSetup {
+    NodeSetup { limits: Limits::new(options, role), background_runtime, ..NodeSetup::for_test() }
 }
 
 /// Returns a cluster at these seeds.
 pub fn fleet_at(urls: &[String], options: &Options) -> Arc<Fleet> {
     let background = BackgroundRuntime::On(Handle::current());
     let infos = parse_all(urls, &Tls::new()).expect("URLs");
-    Fleet::cluster(infos, &Access::default(), Reports::for_test(), options, background).expect("a cluster")
+    let setup = setup_on(background, options, Role::ClusterMember);
+    Fleet::cluster(&infos, &Access::default(), setup).expect("a cluster")
 }
 
 /// Returns random numbers and a time limit for a test. The seed is printed, or given in the environment; the time is

@@ -21,41 +21,13 @@ const MAX_DEPTH: usize = 32;
 pub(super) const MAX_BYTES: usize = 6 << 20;
 /// Longest text within an answer, in bytes.
 const MAX_TEXT: usize = 4 << 20;
+/// Limit for the memory of an answer, in bytes. It covers the bytes of the answer as received, its bytes as decoded,
+/// and the overhead of each list element.
+pub(super) const MAX_WEIGHT: usize = 12 << 20;
 /// Memory of one list element in bytes: the size of its value, and the overhead of one allocation.
 const ELEMENT_BYTES: usize = size_of::<Value>() + 16;
 /// Longest line, in bytes. A line holds a number or the text of an error.
 const MAX_LINE: usize = 64 << 10;
-
-/// Limit for the memory of an answer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Limit {
-    #[default]
-    Answer,
-    /// Limit for the slot map of a cluster. The largest expected map has one range for each slot, with one replica in
-    /// each range.
-    Map,
-}
-
-impl Limit {
-    /// Returns the limit, in bytes. It covers the bytes of the answer as received, its bytes as decoded, and the
-    /// overhead of each list element.
-    pub(super) fn weight(self) -> usize {
-        match self {
-            Self::Answer => 12 << 20,
-            Self::Map => MAX_TOGETHER,
-        }
-    }
-}
-
-/// Form in which pushes arrive on a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum PushForm {
-    /// Only frames of RESP3 that are marked as pushes.
-    #[default]
-    Marked,
-    /// Lists of RESP2 about a channel as well. For connections that carry subscriptions only.
-    Lists,
-}
 
 /// Frame that a server has sent.
 #[derive(PartialEq, Debug)]
@@ -72,9 +44,12 @@ pub(super) enum Frame<'a> {
 /// stopped.
 #[derive(Default)]
 pub(super) struct Scan {
-    pub(super) limit: Limit,
-    /// Form of the pushes on this connection.
-    pushes: PushForm,
+    /// True while a caller waits for the slot map of a cluster, so that the limit is larger. The largest expected map
+    /// has one range for each slot, with one replica in each range.
+    pub(super) is_map_awaited: bool,
+    /// True if lists of RESP2 about a channel are pushes, beside the marked frames of RESP3. For connections that carry
+    /// subscriptions only.
+    pub(super) has_listed_pushes: bool,
     /// Approximate memory of the present answer in bytes, according to the sizes that it has announced so far.
     pub(super) announced: usize,
     /// Position at which the next part of the answer begins.
@@ -91,21 +66,32 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    pub(super) fn new(pushes: PushForm) -> Self {
-        Self { pushes, ..Self::default() }
+    /// Returns the limit for the memory of the present answer, in bytes.
+    pub(super) fn max_weight(&self) -> usize {
+        if self.is_map_awaited { MAX_TOGETHER } else { MAX_WEIGHT }
     }
 
     /// Measures the answer at the start of `bytes`. If the previous call found no end, `bytes` must begin with the
     /// bytes of that call. Returns the frame and its length, or `None` if the answer is incomplete.
     pub(super) fn first<'a>(&mut self, bytes: &'a [u8]) -> io::Result<Option<(Frame<'a>, usize)>> {
-        match self.end_of(bytes)? {
-            Some(end) => {
-                let weight = self.elements.saturating_mul(ELEMENT_BYTES).saturating_add(ELEMENT_BYTES + end);
-                *self = Self { weight, limit: self.limit, pushes: self.pushes, ..Self::default() };
-                frame(bytes, end, self.pushes).map(Some)
-            }
-            None => Ok(None),
-        }
+        let Some(end) = self.end_of(bytes)? else { return Ok(None) };
+        let weight = self.elements.saturating_mul(ELEMENT_BYTES).saturating_add(ELEMENT_BYTES + end);
+        let Self { is_map_awaited, has_listed_pushes, .. } = *self;
+        *self = Self { weight, is_map_awaited, has_listed_pushes, ..Self::default() };
+        Ok(Some((self.frame(&bytes[..end])?, end)))
+    }
+
+    fn frame<'a>(&self, bytes: &'a [u8]) -> io::Result<Frame<'a>> {
+        Ok(match (bytes.first(), text(bytes)) {
+            (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
+            (Some(kind), None) if *kind == b'>' || *kind == b'*' && self.has_listed_pushes => match read_push(bytes)? {
+                Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
+                Some(pushed) => Frame::Pushed(pushed, Some(read(&[b">", &bytes[1..]].concat())?)),
+                None if *kind == b'>' => Frame::Other,
+                None => Frame::Answer(read(bytes)?),
+            },
+            (_, None) => Frame::Answer(read(bytes)?),
+        })
     }
 
     fn end_of(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
@@ -146,7 +132,8 @@ impl Scan {
         }
         self.weigh(part.end, part.parts.unwrap_or(0))?;
         if part.end <= bytes.len() {
-            return text_ends(bytes, end, part.end).map(|()| Some(part));
+            let ends = part.end == end || bytes[..part.end].ends_with(b"\r\n");
+            return if ends { Ok(Some(part)) } else { Err(garbage("a text that is longer than it says")) };
         }
         // The head is complete, but its text is not. The next call begins its search at the end of the head, so it does
         // not search the head again.
@@ -156,7 +143,7 @@ impl Scan {
 
     /// Refuses an answer that needs too much memory, as soon as the announced sizes show this.
     fn weigh(&mut self, end: usize, more: usize) -> io::Result<()> {
-        let (elements, most) = (self.elements.saturating_add(more), self.limit.weight());
+        let (elements, most) = (self.elements.saturating_add(more), self.max_weight());
         self.announced = elements.saturating_mul(ELEMENT_BYTES).saturating_add(end * 2);
         if self.announced > most { Err(too_much("the memory of an answer", most)) } else { Ok(()) }
     }
@@ -176,21 +163,6 @@ impl Scan {
 struct Part {
     end: usize,
     parts: Option<usize>,
-}
-
-fn frame(bytes: &[u8], end: usize, pushes: PushForm) -> io::Result<(Frame<'_>, usize)> {
-    let bytes = &bytes[..end];
-    let frame = match (bytes.first(), text(bytes)) {
-        (_, Some(text)) => Frame::Answer(Value::BulkString(text.to_vec())),
-        (Some(kind), None) if *kind == b'>' || *kind == b'*' && pushes == PushForm::Lists => match read_push(bytes)? {
-            Some(message @ Pushed::Message { .. }) => Frame::Pushed(message, None),
-            Some(pushed) => Frame::Pushed(pushed, Some(read(&[b">", &bytes[1..]].concat())?)),
-            None if *kind == b'>' => Frame::Other,
-            None => Frame::Answer(read(bytes)?),
-        },
-        (_, None) => Frame::Answer(read(bytes)?),
-    };
-    Ok((frame, end))
 }
 
 fn read(frame: &[u8]) -> io::Result<Value> {
@@ -243,11 +215,6 @@ fn part_at(bytes: &[u8], begin: usize, end: usize) -> io::Result<Part> {
         _ => return Err(garbage("an answer of no known kind")),
     };
     Ok(Part { end, parts: Some(parts) })
-}
-
-fn text_ends(bytes: &[u8], line: usize, end: usize) -> io::Result<()> {
-    let ends = line == end || bytes[..end].ends_with(b"\r\n");
-    if ends { Ok(()) } else { Err(garbage("a text that is longer than it says")) }
 }
 
 /// Reads a number of bytes or list elements. Returns `None` for the length of a null value.

@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::refresh::LOOK_AGAIN;
 use super::*;
+use crate::base::options::Options;
 use crate::net::fake::{TIME, command, fleet_at, hello};
 
 async fn look_out_ends(fleet: &Fleet) {

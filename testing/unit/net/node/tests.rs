@@ -21,11 +21,13 @@ pub(super) const AT_ONCE: Pace = Pace::Every(usize::MAX, Duration::ZERO);
 
 static SCRIPT: Script = Script::new("return 1");
 
-impl Reports {
+impl NodeSetup {
     pub(in crate::net) fn for_test() -> Self {
         let conditions = Conditions::new(ConditionsOf::default(), Duration::from_millis(100));
         let secrets = Secrets::new(&Tls::new(), &Access::default(), &BackgroundRuntime::Process);
-        Self::new(&Arc::new(conditions), &Arc::new(secrets.expect("no files")))
+        let (conditions, secrets) = (Arc::new(conditions), Arc::new(secrets.expect("no files")));
+        let limits = Limits::new(&Options::default(), Role::Standalone);
+        Self::new(limits, &BackgroundRuntime::Process, &conditions, &secrets)
     }
 }
 

@@ -20,8 +20,8 @@ fn node(addr: SocketAddr, tls: &Tls) -> Node {
     let info = parse_one(&format!("rediss://{addr}"), tls).expect("a URL");
     let options = Options { response_timeout: RESPONSE_TIMEOUT, ..Options::default() };
     let limits = Limits::new(&options, Role::Standalone);
-    let reports = Reports { secrets: secrets(tls), ..Reports::for_test() };
-    Node::new(&addr.to_string(), info, limits, BackgroundRuntime::Process, reports)
+    let setup = NodeSetup { limits, secrets: secrets(tls), ..NodeSetup::for_test() };
+    Node::new(&addr.to_string(), info, setup)
 }
 
 /// Returns the words of a fault and of all its sources.

@@ -18,7 +18,7 @@ use crate::base::topology::{Access, Tls};
 use crate::net::address::parse_all;
 use crate::net::fake;
 use crate::net::fleet::{Fleet, SuspectReason};
-use crate::net::node::{Reports, Role};
+use crate::net::node::Role;
 use crate::net::pushed::Pushed;
 
 /// Time limit that is far longer than anything a test waits for.
@@ -38,7 +38,7 @@ fn background() -> BackgroundRuntime {
 /// Subscribes at this server.
 fn single(server: SocketAddr, pace: Pace) -> (Push, Arc<Node>) {
     let node = fake::node_at(server, &Options::default(), Role::Standalone, background());
-    (Push::new(SlotOwners::Single { node: Arc::clone(&node) }, background(), pace), node)
+    (Push::new(SlotOwners::Single(Arc::clone(&node)), background(), pace), node)
 }
 
 /// Starts a server, and subscribes at it.
@@ -372,9 +372,7 @@ async fn a_channel_follows_the_primary_behind_sentinels() {
         sentinels.primary_name(),
         parse_all(&sentinels.urls(), &Tls::new()).expect("URLs"),
         &Access::default(),
-        Reports::for_test(),
-        &Options::default(),
-        background(),
+        fake::setup_on(background(), &Options::default(), Role::Standalone),
     );
     let fleet = Arc::new(fleet.expect("Sentinels"));
     let pace = Pace { refresh: Duration::from_secs(1), ..pace() };

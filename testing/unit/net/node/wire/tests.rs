@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::net::fake;
-use crate::net::pushed::Pushed;
+use crate::net::pushed::{OnPush, Pushed};
 
 /// Time limit for everything that has to come.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -24,18 +24,22 @@ struct Ends {
 
 impl Ends {
     fn push_handler(&self) -> PushHandler {
+        self.handler_with(None)
+    }
+
+    fn handler_with(&self, on_push: Option<OnPush>) -> PushHandler {
         let losses = Arc::clone(&self.losses);
         let on_loss = move || {
             losses.fetch_add(1, Ordering::SeqCst);
         };
-        PushHandler::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)))
+        PushHandler::new(Arc::clone(&self.is_closed), Some(Arc::new(on_loss)), on_push)
     }
 
     /// Returns the handlers of a connection that subscribes.
     fn handler_of_link(&self) -> PushHandler {
         let all = Arc::clone(&self.pushed);
         let on_push = move |pushed: Pushed<'_>| all.lock().push(format!("{pushed:?}"));
-        self.push_handler().with_on_push(Arc::new(on_push))
+        self.handler_with(Some(Arc::new(on_push)))
     }
 
     fn pushed(&self) -> Vec<String> {
@@ -109,11 +113,11 @@ async fn greeted(push_handler: PushHandler, stream: Stream, server: impl Socket 
         server
     };
     let greeting = async {
-        let (wire, mut opening) = Wire::open(stream, push_handler, &Arc::default(), 1, |bytes| {
+        let (wire, first, others) = Wire::open(stream, push_handler, Arc::default(), 1, |bytes| {
             ["HELLO", "TIME"].iter().for_each(|name| bytes.extend_from_slice(&redis::cmd(name).get_packed_command()));
         });
-        opening.first().await.expect("greeted");
-        opening.others().await.expect("greeted");
+        first.await.expect("greeted");
+        others.await.expect("greeted");
         wire.shared.state.lock().writes = 0;
         wire
     };
@@ -524,7 +528,7 @@ async fn push_is_no_answer_to_a_request_that_is_sent_for_it() {
             asks.lock().get_or_insert((Arc::clone(&wire.shared), answers));
         }
     };
-    let (dialed, mut server) = connected_by(ends.push_handler().with_on_push(Arc::new(on_push))).await;
+    let (dialed, mut server) = connected_by(ends.handler_with(Some(Arc::new(on_push)))).await;
     *wire.lock() = Some(dialed);
     server.say(&pushed("sunsubscribe", "a", ":0\r\n")).await;
     assert_eq!(server.receive().await, ["SSUBSCRIBE", "a"]);
@@ -618,9 +622,8 @@ async fn map_may_be_larger_than_other_answers() {
             // The client may hang up meanwhile.
             server.stream.write_all(answer.as_bytes()).await.unwrap_or_default();
         };
-        let asking =
-            async { if is_map { wire.ask_for_map(|bytes| request(bytes, 0)).await } else { ask(&wire, 0).await } };
-        let (answer, ()) = join(tokio::time::timeout(TIME_LIMIT, asking), says).await;
+        let _awaited = is_map.then(|| wire.await_map());
+        let (answer, ()) = join(tokio::time::timeout(TIME_LIMIT, ask(&wire, 0)), says).await;
         assert_eq!((answer.expect("in time").is_ok(), ends.is_closed()), (is_map, !is_map));
     }
 }

@@ -76,7 +76,8 @@ fn list_about_a_channel_is_a_push_where_subscriptions_are() {
     let confirmation = "*3\r\n$10\r\nssubscribe\r\n$1\r\na\r\n:1\r\n".as_bytes();
     let pong = "*2\r\n$4\r\npong\r\n$0\r\n\r\n".as_bytes();
     let list = |bytes| Frame::Answer(redis::parse_redis_value(bytes).expect("a list"));
-    let of_lists = |bytes| Scan::new(PushForm::Lists).first(bytes).expect("whole").expect("whole").0;
+    let of_lists =
+        |bytes| Scan { has_listed_pushes: true, ..Scan::default() }.first(bytes).expect("whole").expect("whole").0;
     assert_eq!(of_lists(message), Frame::Pushed(Pushed::Message { channel: "a", message: b"x" }, None));
     let Frame::Pushed(Pushed::Subscribed { channel: "a" }, Some(Value::Push { .. })) = of_lists(confirmation) else {
         panic!("{:?}", of_lists(confirmation))
@@ -122,7 +123,7 @@ fn map_of_a_torn_cluster_is_no_too_much_where_it_was_asked_for() {
     let node = "*4\r\n$13\r\n10.100.100.10\r\n:6379\r\n$40\r\n0123456789012345678901234567890123456789\r\n*0\r\n";
     let range = format!("*4\r\n:16383\r\n:16383\r\n{}", node.repeat(2));
     let map = format!("*16384\r\n{}", range.repeat(16_384));
-    let mut asked_for = Scan { limit: Limit::Map, ..Scan::default() };
+    let mut asked_for = Scan { is_map_awaited: true, ..Scan::default() };
     assert!(asked_for.first(map.as_bytes()).expect("not too much").is_some());
     assert!(first(map.as_bytes()).is_err(), "no other answer is so large");
 }
