@@ -20,8 +20,8 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use super::outstanding::{AtMaster, Outstanding};
-use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{AnswerSummary, NO_TOKEN, PendingAnswers, Quorum, answer_of, majority_answer, request_to_master};
+use super::votes::{Verdict, Vote, Yes};
+use super::{AnswerSummary, HoldCount, NO_TOKEN, PendingAnswers, Quorum, majority_answer, request_to_master};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt};
 use crate::base::lease::Moment;
 use crate::base::process;
@@ -42,13 +42,12 @@ impl Quorum {
             self.note_lease(renewal.lease);
             self.outstanding.extend(&renewal.id, renewal.lease);
         }
-        let mut counts: Vec<_> = batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect();
+        let mut counts = self.counts(batch);
         let shared: Arc<[RenewalRequest]> = batch.into();
         let mut asked = self.ask_to_renew(&mut counts, &shared);
         let mut lacking = Vec::new();
         let begun = self.clock.now();
-        let is_open = |counts: &mut Vec<(Ballot, AnswerSummary)>| counts.iter_mut().any(|(ballot, _)| ballot.is_open());
-        while is_open(&mut counts)
+        while counts.iter_mut().any(|(ballot, _)| ballot.is_open())
             && let Some(answers) = asked.next().await
         {
             lacking.extend(lacking_holds(&self.outstanding, batch, &answers));
@@ -70,11 +69,7 @@ impl Quorum {
         renewed
     }
 
-    fn ask_to_renew(
-        &self,
-        counts: &mut [(Ballot, AnswerSummary)],
-        batch: &Arc<[RenewalRequest]>,
-    ) -> PendingAnswers<RenewalAnswers> {
+    fn ask_to_renew(&self, counts: &mut [HoldCount], batch: &Arc<[RenewalRequest]>) -> PendingAnswers<RenewalAnswers> {
         let mut silent = self.ballot();
         let asked = self.ask(&mut silent, |place| {
             let (scheme, batch) = (Arc::clone(&self.masters[place].scheme), Arc::clone(batch));
@@ -89,15 +84,14 @@ impl Quorum {
         asked
     }
 
-    fn renewal_answer(&self, id: &AcquisitionId, (mut ballot, summary): (Ballot, AnswerSummary)) -> Attempt<Renewed> {
+    fn renewal_answer(&self, id: &AcquisitionId, (mut ballot, summary): HoldCount) -> Attempt<Renewed> {
         let forced = self.outstanding.forced_token(id);
-        if forced.is_some() {
-            return Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced }));
-        }
         match ballot.verdict() {
-            Verdict::Won(won) => Ok(majority_answer(won, Renewed::of(won.until.since(won.sent)))),
-            Verdict::Lost => Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced: None })),
-            Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(summary.failure(self.masters.len())),
+            Verdict::Won(won) if forced.is_none() => Ok(majority_answer(won, |granted| Renewed::of(granted.remaining))),
+            verdict if forced.is_some() || verdict == Verdict::Lost => {
+                Ok(self.answer(summary.server, Renewed::Lost { forced }))
+            }
+            _ => Err(summary.failure(self.masters.len())),
         }
     }
 }
