@@ -179,12 +179,10 @@ impl LuaScheme {
     /// Builds an acquisition whose token has a lower bound. Only the two-key scheme supports it.
     fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
         let mut call = self.acquire_call(key, request);
-        match floor {
-            Floor::New(floor) => call.number(floor.as_u64()),
-            Floor::Any(floor) => {
-                call.number(floor.as_u64());
-                call.arg("raise");
-            }
+        let (Floor::New(token) | Floor::Any(token)) = floor;
+        call.number(token.as_u64());
+        if let Floor::Any(_) = floor {
+            call.arg("raise");
         }
         call
     }
@@ -305,10 +303,7 @@ impl LuaScheme {
 
     /// Returns the time for which the manager relies on a hold that has this time left.
     fn relied_on(&self, remaining: Duration) -> Duration {
-        match self.queue {
-            ScriptQueue::InTheLock { .. } | ScriptQueue::Beside => remaining,
-            ScriptQueue::Nowhere { longest_lease } => remaining.min(longest_lease),
-        }
+        if let ScriptQueue::Nowhere { longest_lease } = self.queue { remaining.min(longest_lease) } else { remaining }
     }
 
     fn limit_remaining(&self, granted: Granted) -> Granted {
