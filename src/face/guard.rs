@@ -501,8 +501,8 @@ macro_rules! conversion_error {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
-            guard: $guard,
-            error: $crate::base::error::Error,
+            pub(super) guard: $guard,
+            pub(super) error: $crate::base::error::Error,
         }
 
         impl fmt::Display for $name {
