@@ -399,7 +399,7 @@ fn at_most(option: &'static str, value: Duration, most: Duration) -> Result<()> 
     invalid(option, format!("{value:?} is more than the maximum, {most:?}"))
 }
 
-fn invalid(option: &'static str, reason: impl Into<String>) -> Result<()> {
+pub(crate) fn invalid(option: &'static str, reason: impl Into<String>) -> Result<()> {
     Err(Error::invalid(option, reason))
 }
 
