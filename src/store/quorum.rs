@@ -182,6 +182,7 @@ impl Quorum {
         Ballot::new(self.masters.len())
     }
 
+    /// Returns a count without votes for each request of a batch.
     fn counts<T>(&self, batch: &[T]) -> Vec<HoldCount> {
         batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect()
     }

@@ -44,6 +44,7 @@ struct QuorumConversion {
 }
 
 impl QuorumConversion {
+    /// Returns the masters whose last answer left them in this state.
     fn masters(&self, said: ConversionState) -> impl Iterator<Item = usize> {
         self.states.iter().enumerate().filter(move |(_, one)| **one == said).map(|(place, _)| place)
     }
@@ -162,7 +163,10 @@ impl Quorum {
             && unconverted + done >= majority(masters);
         // An earlier copy may convert a master again after the undo, or after its refusal. The release of the new hold would then
         // end the old hold there. So the conversion stays unknown as long as such a copy may arrive.
-        let is_in_doubt = is_refused && self.has_earlier_copy(&conversion);
+        let may_arrive = |place| self.outstanding.may_arrive(&conversion.request.id, place);
+        let is_in_doubt = is_refused
+            && (conversion.masters(ConversionState::Converted).any(may_arrive)
+                || conversion.masters(ConversionState::Unconverted).any(may_arrive));
         if is_refused && !is_in_doubt {
             return Ok(self.undo(conversion, asked).await);
         }
@@ -177,13 +181,6 @@ impl Quorum {
         let may_be_done = is_pending || done > 0 || summary.failures.iter().any(is_unknown);
         let failure = summary.failure(masters);
         Err(if may_be_done { into_unknown(failure, now.after(self.margins.max_delay)) } else { failure })
-    }
-
-    /// Returns true if a master has answered, and may still execute an earlier copy of the request.
-    fn has_earlier_copy(&self, conversion: &QuorumConversion) -> bool {
-        let may_arrive = |place| self.outstanding.may_arrive(&conversion.request.id, place);
-        conversion.masters(ConversionState::Converted).any(may_arrive)
-            || conversion.masters(ConversionState::Unconverted).any(may_arrive)
     }
 
     /// Undoes the conversion at each master that has converted or will still do so.

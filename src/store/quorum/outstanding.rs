@@ -88,7 +88,7 @@ struct PerMaster {
     /// True if the background repeats the release.
     has_pending_release: bool,
     /// Counts until the master has nothing of this failed acquisition, and no copy of its request can arrive.
-    leftover: Option<Leftover>,
+    leftover: Option<Arc<Leftover>>,
 }
 
 /// State of a release at one master.
@@ -229,7 +229,7 @@ impl Outstanding {
         }
     }
 
-    pub(super) fn count_release(&self, master: &Master, leftover: Option<Leftover>) -> PendingRelease {
+    pub(super) fn count_release(&self, master: &Master, leftover: Option<Arc<Leftover>>) -> PendingRelease {
         let at_master = Arc::clone(&master.pending_releases);
         PendingRelease { at_master, _leftover: leftover, _operation: self.begin_operation() }
     }
@@ -390,7 +390,7 @@ impl Drop for MasterOperation {
 #[derive(Debug)]
 pub(super) struct PendingRelease {
     at_master: Arc<()>,
-    _leftover: Option<Leftover>,
+    _leftover: Option<Arc<Leftover>>,
     _operation: MasterOperation,
 }
 

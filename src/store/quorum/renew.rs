@@ -21,7 +21,7 @@ use futures_util::{StreamExt, stream};
 
 use super::outstanding::{AtMaster, Outstanding};
 use super::votes::{Verdict, Vote, Yes};
-use super::{AnswerSummary, HoldCount, NO_TOKEN, PendingAnswers, Quorum, majority_answer, request_to_master};
+use super::{HoldCount, NO_TOKEN, PendingAnswers, Quorum, majority_answer, request_to_master};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt};
 use crate::base::lease::Moment;
 use crate::base::process;
@@ -53,7 +53,13 @@ impl Quorum {
             lacking.extend(lacking_holds(&self.outstanding, batch, &answers));
             let (place, attempts) = answers;
             for ((ballot, summary), attempt) in counts.iter_mut().zip(attempts) {
-                let vote = renewal_vote(attempt, summary);
+                let vote = match summary.note(attempt) {
+                    Some(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => {
+                        Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
+                    }
+                    Some(Answered { value: Renewed::Lost { .. }, .. }) => Vote::No,
+                    None => Vote::Silent,
+                };
                 ballot.cast(place, vote);
             }
         }
@@ -86,21 +92,11 @@ impl Quorum {
 
     fn renewal_answer(&self, id: &AcquisitionId, (mut ballot, summary): HoldCount) -> Attempt<Renewed> {
         let forced = self.outstanding.forced_token(id);
-        match ballot.verdict() {
-            Verdict::Won(won) if forced.is_none() => Ok(majority_answer(won, |granted| Renewed::of(granted.remaining))),
-            verdict if forced.is_some() || verdict == Verdict::Lost => {
-                Ok(self.answer(summary.server, Renewed::Lost { forced }))
-            }
-            _ => Err(summary.failure(self.masters.len())),
+        match (forced, ballot.verdict()) {
+            (None, Verdict::Won(won)) => Ok(majority_answer(won, |granted| Renewed::of(granted.remaining))),
+            (Some(_), _) | (None, Verdict::Lost) => Ok(self.answer(summary.server, Renewed::Lost { forced })),
+            (None, _) => Err(summary.failure(self.masters.len())),
         }
-    }
-}
-
-fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote {
-    let Some(Answered { sent, value, .. }) = summary.note(attempt) else { return Vote::Silent };
-    match value {
-        Renewed::Renewed { remaining, .. } => Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN }),
-        Renewed::Lost { .. } => Vote::No,
     }
 }
 
@@ -108,7 +104,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote 
 fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
         Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
-        Ok(Answered { value: Renewed::Lost { .. }, .. }) | Err(_) => None,
+        _ => None,
     }
 }
 
@@ -123,7 +119,7 @@ fn lacking_holds(
             outstanding.note_lacking(&batch[of].id, *place, *forced);
             Some(of)
         }
-        Ok(Answered { value: Renewed::Renewed { .. }, .. }) | Err(_) => None,
+        _ => None,
     };
     let lacking: Vec<_> = attempts.iter().enumerate().filter_map(lacks).collect();
     (!lacking.is_empty()).then_some((*place, lacking))

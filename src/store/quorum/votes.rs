@@ -110,7 +110,7 @@ impl Ballot {
     fn yes(&self) -> impl Iterator<Item = (usize, Yes)> {
         let yes = |(master, vote): (usize, &Option<Vote>)| match vote {
             Some(Vote::Yes(yes)) => Some((master, *yes)),
-            Some(Vote::No | Vote::Silent) | None => None,
+            _ => None,
         };
         self.votes.iter().enumerate().filter_map(yes)
     }
