@@ -177,10 +177,7 @@ pub(crate) enum Converted {
 /// Returns the reason for the end of a hold that the server does not know. The reason is a force if an operator has
 /// ended this token or a later one.
 pub(crate) fn loss_reason(token: FencingToken, forced: Option<FencingToken>) -> LossReason {
-    match forced {
-        Some(forced) if token <= forced => LossReason::Forced,
-        _ => LossReason::Gone,
-    }
+    if Some(token) <= forced { LossReason::Forced } else { LossReason::Gone }
 }
 
 /// State of one lock on a server.

@@ -109,7 +109,7 @@ impl PartialEq for Provider {
             #[cfg(feature = "streaming-credentials")]
             (Self::Stream(one), Self::Stream(other)) => Arc::ptr_eq(one, other),
             #[cfg(feature = "streaming-credentials")]
-            (Self::Function(_), Self::Stream(_)) | (Self::Stream(_), Self::Function(_)) => false,
+            _ => false,
         }
     }
 }

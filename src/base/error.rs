@@ -341,17 +341,14 @@ impl Error {
     /// Creates the error of a request from the failure of its last attempt. Splits this failure into its node and its
     /// cause.
     pub(crate) fn unreachable(lock: Arc<str>, waited: Duration, failure: Option<Source>) -> Self {
-        if let Some(&NoMajority { masters, needed, restarted, .. }) =
-            failure.as_deref().and_then(|failure| failure.downcast_ref::<NoMajority>())
-        {
+        if let Some(&NoMajority { masters, needed, restarted, .. }) = downcast(failure.as_deref()) {
             return Self::NoQuorum { lock, waited, masters, needed, restarted, source: failure };
         }
-        let at_node = failure.as_deref().and_then(|failure| failure.downcast_ref::<AtNode>());
-        let (node, source) = match at_node {
+        let (node, source) = match downcast(failure.as_deref()) {
             Some(AtNode { node, cause }) => (Some(Arc::clone(node)), cause.clone()),
             None => (None, failure),
         };
-        if let Some(NotPrimary(words)) = source.as_deref().and_then(|source| source.downcast_ref::<NotPrimary>()) {
+        if let Some(NotPrimary(words)) = downcast(source.as_deref()) {
             return Self::Refused { lock, refusal: Refusal::ReadOnly, node, message: words.clone() };
         }
         Self::Unreachable { lock, waited, node, source }
@@ -414,6 +411,11 @@ impl std::error::Error for NoTls {
     }
 }
 
+/// Returns the cause as an error of this type, if it is one.
+fn downcast<T: std::error::Error + 'static>(cause: Cause<'_>) -> Option<&T> {
+    cause.and_then(|cause| cause.downcast_ref())
+}
+
 /// Returns advice for a user whose server does not answer.
 fn advice_on(cause: Cause<'_>) -> &'static str {
     if is_out_of_descriptors(cause) {
@@ -422,7 +424,7 @@ fn advice_on(cause: Cause<'_>) -> &'static str {
     if is_full(cause) {
         return "the server has as many clients as its `maxclients` allows, so raise it, or connect fewer managers";
     }
-    if let Some(NoTls(below)) = cause.and_then(|cause| cause.downcast_ref()) {
+    if let Some(NoTls(below)) = downcast(cause) {
         // A server without TLS reads the handshake as the beginning of a command, and waits for the rest, so the client
         // runs into a timeout. A slow network causes the same timeout.
         return match below.downcast_ref::<io::Error>().map(io::Error::kind) {
@@ -433,7 +435,7 @@ fn advice_on(cause: Cause<'_>) -> &'static str {
             _ => "check that the server runs and accepts TLS on this port, or use `redis://`",
         };
     }
-    match cause.and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind) {
+    match downcast(cause).map(io::Error::kind) {
         // The server closed the connection before its first answer.
         Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => {
             "check that the server runs, and use `rediss://` if it requires TLS on this port"
@@ -449,8 +451,7 @@ fn advice_on(cause: Cause<'_>) -> &'static str {
 /// function compares the number of the error, because the standard library has no error kind for it.
 fn is_out_of_descriptors(cause: Cause<'_>) -> bool {
     const NUMBER: i32 = if cfg!(windows) { 10024 } else { 24 };
-    let cause = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
-    cause.is_some_and(|cause| cause.raw_os_error() == Some(NUMBER))
+    downcast(cause).and_then(io::Error::raw_os_error) == Some(NUMBER)
 }
 
 /// Returns true if the server refused the connection because it has too many clients. The cause is the server's own

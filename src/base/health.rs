@@ -121,8 +121,7 @@ impl Health {
     pub fn is_ready(&self) -> bool {
         // A server with an unknown role may be a primary, so it counts as one.
         let primaries = self.nodes.iter().filter(|node| matches!(node.role, NodeRole::Primary | NodeRole::Unknown));
-        let (all, ready) =
-            primaries.fold((0, 0), |(all, ready), node| (all + 1, ready + usize::from(node.can_grant())));
+        let (all, ready) = (primaries.clone().count(), primaries.filter(|node| node.can_grant()).count());
         all > 0 && ready >= self.needed.unwrap_or(all)
     }
 

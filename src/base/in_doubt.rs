@@ -100,6 +100,11 @@ impl InDoubt {
         self.in_flight
     }
 
+    /// Returns true if a copy of a request may still arrive.
+    pub(crate) fn may_arrive(&self, now: Moment) -> bool {
+        self.until(Moment::NEVER) > Some(now)
+    }
+
     /// Returns true if no copy can arrive any more.
     pub(crate) fn is_none(&self) -> bool {
         self.in_flight == 0 && self.arrives_until.is_none()

@@ -152,11 +152,20 @@ impl Options {
         worth_having("max_hold", self.max_hold, self.max_clock_skew)?;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
-        check_timestamp_limits(self.timestamp_clients)?;
+        // The scripts keep a key for that time after the last hold, so a longer limit would outlive the timestamps.
+        if self.timestamp_clients.read.max(self.timestamp_clients.write) > MAX_TIMESTAMP_CLIENT {
+            let reason = format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}");
+            return invalid("timestamp_clients", reason);
+        }
         self.timestamp_keys.as_ref().map_or(Ok(()), KeyTemplate::check)?;
         self.check_foreign_ttl(self.lease)?;
-        check_max_handoffs(self.max_handoffs)?;
-        check_max_waiters(self.max_waiters)?;
+        if !(1..=MAX_HANDOFFS).contains(&self.max_handoffs) {
+            return invalid("max_handoffs", format!("it must be 1 to {MAX_HANDOFFS}"));
+        }
+        // With the limit zero, no acquisition could start.
+        if self.max_waiters == 0 {
+            return invalid("max_waiters", "it must be at least 1");
+        }
         at_least("response_timeout", self.response_timeout, Duration::from_millis(10))?;
         at_most("response_timeout", self.response_timeout, MAX_RESPONSE_TIMEOUT)?;
         check_durability(self.durability, self.response_timeout)?;
@@ -164,7 +173,16 @@ impl Options {
             self.check_not_cached(
                 "clients of the timestamp scheme cannot recall a cached hold: with `timestamp_keys`, set zero",
             )?;
-            check_timestamp_durability(self.durability)?;
+            // The holds of these clients end by a time limit alone and count without an answer about the storage, so a
+            // lock that they share never has this level.
+            if self.durability == Durability::Server {
+                return invalid(
+                    "durability",
+                    "clients of the timestamp scheme decide by the timestamps that they read, whatever the service has \
+                     stored, so a lock that they share is no safer than at `Durability::Primary`: with \
+                     `timestamp_keys`, use that level",
+                );
+            }
         }
         at_most("cache_for", self.cache_for, MAX_CACHE_FOR)?;
         at_most("recall_timeout", self.recall_timeout, MAX_RESPONSE_TIMEOUT)?;
@@ -330,15 +348,6 @@ fn worth_having(option: &'static str, span: Duration, max_clock_skew: Duration) 
     )
 }
 
-/// Refuses limits that are longer than [`MAX_TIMESTAMP_CLIENT`]. The scripts keep a key for that time after the last
-/// hold, so a longer limit would outlive the timestamps.
-fn check_timestamp_limits(limits: TimestampClients) -> Result<()> {
-    if limits.read.max(limits.write) <= MAX_TIMESTAMP_CLIENT {
-        return Ok(());
-    }
-    invalid("timestamp_clients", format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}"))
-}
-
 /// Refuses zero replicas, and a timeout for replicas that is longer than half of the response timeout, because the
 /// network needs the other half.
 fn check_durability(durability: Durability, response_timeout: Duration) -> Result<()> {
@@ -362,36 +371,8 @@ fn check_durability(durability: Durability, response_timeout: Duration) -> Resul
     )
 }
 
-/// Refuses [`Durability::Server`] beside clients of the timestamp scheme. Their holds end by a time limit alone and
-/// count without an answer about the storage, so a lock that they share never has this level.
-fn check_timestamp_durability(durability: Durability) -> Result<()> {
-    if durability != Durability::Server {
-        return Ok(());
-    }
-    invalid(
-        "durability",
-        "clients of the timestamp scheme decide by the timestamps that they read, whatever the service has stored, so \
-         a lock that they share is no safer than at `Durability::Primary`: with `timestamp_keys`, use that level",
-    )
-}
-
 /// Default and largest value of `max_handoffs`. Waiters of other processes wait for a whole series of hand-offs.
 const MAX_HANDOFFS: u64 = 64;
-
-fn check_max_handoffs(hand_overs: u64) -> Result<()> {
-    if (1..=MAX_HANDOFFS).contains(&hand_overs) {
-        return Ok(());
-    }
-    invalid("max_handoffs", format!("it must be 1 to {MAX_HANDOFFS}"))
-}
-
-/// Refuses the limit zero, because no acquisition could start.
-fn check_max_waiters(max_waiters: usize) -> Result<()> {
-    if max_waiters > 0 {
-        return Ok(());
-    }
-    invalid("max_waiters", "it must be at least 1")
-}
 
 /// Refuses labels that cannot be part of an id on the server. White space would end the id in a record or a message of
 /// a script. A terminal would interpret control characters.
@@ -418,7 +399,7 @@ fn at_most(option: &'static str, value: Duration, most: Duration) -> Result<()> 
     invalid(option, format!("{value:?} is more than the maximum, {most:?}"))
 }
 
-fn invalid(option: &'static str, reason: impl Into<String>) -> Result<()> {
+pub(crate) fn invalid(option: &'static str, reason: impl Into<String>) -> Result<()> {
     Err(Error::invalid(option, reason))
 }
 

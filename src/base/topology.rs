@@ -71,12 +71,10 @@ pub(crate) enum Kind {
 impl Access {
     /// Refuses a provider of credentials beside a password file.
     pub(crate) fn check(&self) -> Result<()> {
-        match self {
-            Self { provider: Some(_), password_file: Some(_), .. } => {
-                Err(Error::invalid("credentials", "there is a `password_file` as well: leave one of them out"))
-            }
-            _ => Ok(()),
+        if self.provider.is_some() && self.password_file.is_some() {
+            return Err(Error::invalid("credentials", "there is a `password_file` as well: leave one of them out"));
         }
+        Ok(())
     }
 }
 
@@ -458,12 +456,12 @@ impl From<&[&str]> for Topology {
 
 impl fmt::Debug for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = match &self.kind {
-            Kind::Node(_) => f.debug_tuple("Node"),
-            Kind::Cluster(_) => f.debug_tuple("Cluster"),
-            Kind::Sentinel { .. } => f.debug_tuple("Sentinel"),
-            Kind::Proxy(_) => f.debug_tuple("Proxy"),
-        };
+        let mut shown = f.debug_tuple(match &self.kind {
+            Kind::Node(_) => "Node",
+            Kind::Cluster(_) => "Cluster",
+            Kind::Sentinel { .. } => "Sentinel",
+            Kind::Proxy(_) => "Proxy",
+        });
         match &self.kind {
             Kind::Node(url) | Kind::Proxy(url) => shown.field(&without_secrets(url)),
             Kind::Cluster(urls) => shown.field(&all_without_secrets(urls)),

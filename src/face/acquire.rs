@@ -271,7 +271,6 @@ impl<G: Guard> Acquire<G> {
     ///
     /// The same rules hold as for the acquisition itself; see [`Acquire`].
     pub async fn try_now(self) -> Result<Option<G>> {
-        self.engine.process.check(self.request.name.as_str())?;
         Ok(self.request.ask_once(self.engine, G::MODE).await?.ok().map(G::new))
     }
 
@@ -301,7 +300,6 @@ impl<G: Guard> Acquire<G> {
     /// # }
     /// ```
     pub async fn try_or_denied(self) -> Result<Result<G, Denied>> {
-        self.engine.process.check(self.request.name.as_str())?;
         Ok(self.request.ask_once(self.engine, G::MODE).await?.map(G::new).map_err(|denied| *denied))
     }
 
@@ -358,10 +356,10 @@ impl<G: Guard> Acquire<G> {
                 done = work => Ok(done),
             }
         };
-        let lock = guard.as_held().hold().key().shared_name();
+        let held = guard.into_held();
         match outcome {
-            Ok(done) => unless_lost(done, guard.into_held().release().await),
-            Err(reason) => Err(Error::Lost { lock, reason }),
+            Ok(done) => unless_lost(done, held.release().await),
+            Err(reason) => Err(held.hold().key().loss(reason)),
         }
     }
 }
@@ -450,12 +448,13 @@ impl Request {
     }
 
     async fn ask_once(self, engine: Arc<Engine>, mode: Mode) -> AcquireOutcome {
+        engine.process.check(self.name.as_str())?;
         self.start(&engine, mode, Patience::AskOnce)?.await
     }
 
     /// Starts the acquisition. If an observer wants metrics or spans, the returned future starts it.
     fn start(self, engine: &Arc<Engine>, mode: Mode, patience: Patience) -> Result<StartedAcquire> {
-        if !is_observed() {
+        if !metrics::IS_ON && !events::spans_are_wanted() {
             return self.start_unobserved(engine, mode, patience);
         }
         let (engine, name) = (Arc::clone(engine), self.name.as_str().to_owned());
@@ -472,12 +471,6 @@ impl Request {
         note.as_deref().map_or(Ok(()), |note| engine.check_note(note))?;
         acquire::start(engine, &key, mode, &terms, patience, note)
     }
-}
-
-/// Returns true if the feature `metrics` is on, or if a subscriber of `tracing` wants spans. Usually returns false.
-#[inline]
-fn is_observed() -> bool {
-    metrics::IS_ON || events::spans_are_wanted()
 }
 
 /// Counts an acquisition and runs it within its tracing span. The span of the hold begins after the span of the

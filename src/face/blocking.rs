@@ -187,38 +187,21 @@ impl<M: Build> Blocking<M> {
     }
 }
 
-impl RedisManager {
-    /// Connects with default options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Builder::connect`].
-    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::connect_with(crate::RedisManager::builder(topology))
-    }
+macro_rules! on_servers {
+    ($($manager:ident)*) => {$(
+        impl $manager {
+            /// Connects with default options.
+            ///
+            /// # Errors
+            ///
+            /// The errors of [`Builder::connect`].
+            pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
+                Self::connect_with(crate::$manager::builder(topology))
+            }
+        }
+    )*};
 }
-
-impl TwoKeyManager {
-    /// Connects with default options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Builder::connect`].
-    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::connect_with(crate::TwoKeyManager::builder(topology))
-    }
-}
-
-impl RedissonManager {
-    /// Connects with default options.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Builder::connect`].
-    pub fn connect(topology: impl Into<Topology>) -> Result<Self> {
-        Self::connect_with(crate::RedissonManager::builder(topology))
-    }
-}
+on_servers!(RedisManager TwoKeyManager RedissonManager);
 
 impl QuorumManager {
     /// Connects to these masters with default options.
@@ -887,9 +870,8 @@ impl Guard<crate::WriteGuard> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.downgrade()) {
             Ok(guard) => Ok(Guard { guard, background, thread }),
-            Err(error) => {
-                let told = error.error().clone();
-                Err(DowngradeError { guard: Self { guard: error.into_guard(), background, thread }, error: told })
+            Err(crate::DowngradeError { guard, error }) => {
+                Err(DowngradeError { guard: Self { guard, background, thread }, error })
             }
         }
     }
@@ -906,9 +888,8 @@ impl Guard<crate::ReadGuard> {
         let Self { guard, background, thread } = self;
         match background.block_on(guard.try_upgrade()) {
             Ok(guard) => Ok(Guard { guard, background, thread }),
-            Err(error) => {
-                let told = error.error().clone();
-                Err(TryUpgradeError { guard: Self { guard: error.into_guard(), background, thread }, error: told })
+            Err(crate::TryUpgradeError { guard, error }) => {
+                Err(TryUpgradeError { guard: Self { guard, background, thread }, error })
             }
         }
     }

@@ -223,7 +223,7 @@ impl AcquireAll {
     /// # }
     /// ```
     pub async fn try_or_denied(self) -> Result<Result<GroupGuard, GroupDenied>> {
-        self.take(Patience::AskOnce)?.await
+        self.take(Patience::AskOnce).await
     }
 
     /// Acquires all locks, runs `work`, and releases the locks. If one of them is lost during the work, the future of
@@ -255,28 +255,23 @@ impl AcquireAll {
         }
     }
 
-    fn take(
-        self,
-        patience: Patience,
-    ) -> Result<impl Future<Output = Result<Result<GroupGuard, GroupDenied>>> + Send + 'static> {
+    async fn take(self, patience: Patience) -> Result<Result<GroupGuard, GroupDenied>> {
         let Self { engine, names, overrides } = self;
         let terms = Terms::new(engine.options(), overrides)?;
         let (wanted, members) = in_order(&engine, &names)?;
-        Ok(async move {
-            let metrics = engine.table.metrics();
-            let underway: Vec<_> = wanted.iter().map(|wanted| metrics.begin(wanted.mode, engine.clock)).collect();
-            let first = wanted.first().map(|wanted| wanted.key.shared_name()).unwrap_or_default();
-            let acquiring = pin!(acquire_all(&engine, &wanted, terms, patience));
-            let outcome = engine.process.here(&first, acquiring).await;
-            if let Ok(Ok(held)) = &outcome {
-                held.iter().for_each(|held| held.hold().begin_span());
-            }
-            let word = events::word_for_outcome(&outcome, Result::is_ok);
-            underway.into_iter().for_each(|underway| underway.end(word));
-            Ok(match outcome? {
-                Ok(held) => Ok(GroupGuard { held, members }),
-                Err(GroupRefusal { lock, denied }) => Err(GroupDenied { lock, denied: *denied }),
-            })
+        let metrics = engine.table.metrics();
+        let underway: Vec<_> = wanted.iter().map(|wanted| metrics.begin(wanted.mode, engine.clock)).collect();
+        let first = wanted.first().map(|wanted| wanted.key.shared_name()).unwrap_or_default();
+        let acquiring = pin!(acquire_all(&engine, &wanted, terms, patience));
+        let outcome = engine.process.here(&first, acquiring).await;
+        if let Ok(Ok(held)) = &outcome {
+            held.iter().for_each(|held| held.hold().begin_span());
+        }
+        let word = events::word_for_outcome(&outcome, Result::is_ok);
+        underway.into_iter().for_each(|underway| underway.end(word));
+        Ok(match outcome? {
+            Ok(held) => Ok(GroupGuard { held, members }),
+            Err(GroupRefusal { lock, denied }) => Err(GroupDenied { lock, denied: *denied }),
         })
     }
 }
@@ -295,15 +290,10 @@ fn in_order(engine: &Engine, names: &[NamedLock]) -> Result<(Vec<Wanted>, Vec<us
     let mut sorted = wanted.clone();
     // A write comes before a read of the same lock, so it is the one that stays.
     sorted.sort_by(|one, other| {
-        one.key
-            .base()
-            .as_bytes()
-            .cmp(other.key.base().as_bytes())
-            .then_with(|| (one.mode == Mode::Read).cmp(&(other.mode == Mode::Read)))
+        (one.key.base(), one.mode == Mode::Read).cmp(&(other.key.base(), other.mode == Mode::Read))
     });
     sorted.dedup_by(|later, first| later.key.base() == first.key.base());
-    let index_of =
-        |wanted: &Wanted| sorted.partition_point(|other| other.key.base().as_bytes() < wanted.key.base().as_bytes());
+    let index_of = |wanted: &Wanted| sorted.partition_point(|other| other.key.base() < wanted.key.base());
     let members = wanted.iter().map(index_of).collect();
     Ok((sorted, members))
 }
@@ -314,9 +304,7 @@ impl IntoFuture for AcquireAll {
 
     fn into_future(self) -> AcquiringAll {
         let process = self.engine.process.clone();
-        let future: BoxFuture<'static, Result<Result<GroupGuard, GroupDenied>>> =
-            Box::pin(async move { self.take(Patience::Wait)?.await });
-        AcquiringAll { process, future: Some(future) }
+        AcquiringAll { process, future: Some(Box::pin(self.take(Patience::Wait))) }
     }
 }
 

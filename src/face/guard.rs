@@ -440,10 +440,8 @@ impl WriteGuard {
     /// # }
     /// ```
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
-        match convert::downgrade(self.0).await {
-            Ok(held) => Ok(ReadGuard(held)),
-            Err(NotConverted { held, error }) => Err(DowngradeError { guard: Self(held), error }),
-        }
+        let refused = |NotConverted { held, error }| DowngradeError { guard: Self(held), error };
+        convert::downgrade(self.0).await.map(ReadGuard).map_err(refused)
     }
 }
 
@@ -489,10 +487,8 @@ impl ReadGuard {
     /// # }
     /// ```
     pub async fn try_upgrade(self) -> Result<WriteGuard, TryUpgradeError> {
-        match convert::upgrade(self.0).await {
-            Ok(held) => Ok(WriteGuard(held)),
-            Err(NotConverted { held, error }) => Err(TryUpgradeError { guard: Self(held), error }),
-        }
+        let refused = |NotConverted { held, error }| TryUpgradeError { guard: Self(held), error };
+        convert::upgrade(self.0).await.map(WriteGuard).map_err(refused)
     }
 }
 
@@ -501,8 +497,8 @@ macro_rules! conversion_error {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
-            guard: $guard,
-            error: $crate::base::error::Error,
+            pub(super) guard: $guard,
+            pub(super) error: $crate::base::error::Error,
         }
 
         impl fmt::Display for $name {

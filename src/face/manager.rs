@@ -348,7 +348,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// ```
     fn force_release(&self, name: &str) -> BoxFuture<'static, Result<Vec<HolderView>>> {
         let engine = Arc::clone(self.engine());
-        let key: Result<Arc<Key>> = engine.key(name);
+        let key = engine.key(name);
         Box::pin(async move {
             let key = key?;
             let ended = engine.force(&key).await?;
@@ -395,8 +395,7 @@ pub trait RwLockManager: Sealed + fmt::Debug + Send + Sync + 'static {
     /// ```
     fn force_release_shown(&self, view: &LockView) -> BoxFuture<'static, Result<Vec<HolderView>>> {
         let engine = Arc::clone(self.engine());
-        let (key, seen): (Result<Arc<Key>>, _) = (engine.key(&view.name), view.seen.clone());
-        let is_free = view.is_free();
+        let (key, seen, is_free) = (engine.key(&view.name), view.seen.clone(), view.is_free());
         Box::pin(async move {
             let key = key?;
             // A free view needs no request, which would check the process.
@@ -955,21 +954,15 @@ impl FromDeployment for TwoKeyManager {
 impl FromDeployment for MemoryManager {
     #[allow(private_interfaces)]
     fn from_deployment(place: Deployment, options: Options) -> Result<Self> {
-        match place {
-            Deployment::Memory(store) => Ok(Self::on(store, options)),
-            Deployment::Servers(_) | Deployment::Masters(_) => {
-                unreachable!("only its own builders build a memory manager")
-            }
-        }
+        let Deployment::Memory(store) = place else { unreachable!("only its own builders build a memory manager") };
+        Ok(Self::on(store, options))
     }
 }
 
 impl Deployment {
     fn servers(self) -> Topology {
-        match self {
-            Self::Servers(topology) => topology,
-            Self::Memory(_) | Self::Masters(_) => unreachable!("only their own builders build other managers"),
-        }
+        let Self::Servers(topology) = self else { unreachable!("only their own builders build other managers") };
+        topology
     }
 }
 

@@ -112,13 +112,6 @@ impl LuaScheme {
         matches!(self.queue, ScriptQueue::Nowhere { .. })
     }
 
-    fn rights_call(&self, key: &Key, more: &[&str]) -> Call {
-        let mut call = self.call(&RIGHTS, key);
-        let commands: Vec<&str> = self.scripts.commands().into_iter().chain(more.iter().copied()).collect();
-        call.arg(&commands.join(" "));
-        call
-    }
-
     /// Builds a call of `script` with its keys and without arguments.
     fn call(&self, script: &'static Script, key: &Key) -> Call {
         let mut call = Call::new(script, key.slot());
@@ -179,12 +172,10 @@ impl LuaScheme {
     /// Builds an acquisition whose token has a lower bound. Only the two-key scheme supports it.
     fn acquire_above_call(&self, key: &Key, request: &AcquireRequest, floor: Floor) -> Call {
         let mut call = self.acquire_call(key, request);
-        match floor {
-            Floor::New(floor) => call.number(floor.as_u64()),
-            Floor::Any(floor) => {
-                call.number(floor.as_u64());
-                call.arg("raise");
-            }
+        let (Floor::New(token) | Floor::Any(token)) = floor;
+        call.number(token.as_u64());
+        if let Floor::Any(_) = floor {
+            call.arg("raise");
         }
         call
     }
@@ -265,14 +256,6 @@ impl LuaScheme {
         call
     }
 
-    /// Builds a force of the holds that several servers have shown. Only the two-key scheme supports it.
-    fn force_shown_call(&self, key: &Key, token: Option<FencingToken>, seen: &View) -> Call {
-        let mut call = self.force_call(key, &View { token, ..View::default() });
-        call.number(seen.token.map_or(0, FencingToken::as_u64));
-        call.arg(&ids(seen));
-        call
-    }
-
     /// Adds the limits for foreign timestamps, if the scheme has them. The script needs them because it may admit
     /// another client.
     fn add_limits(&self, call: &mut Call) {
@@ -305,10 +288,7 @@ impl LuaScheme {
 
     /// Returns the time for which the manager relies on a hold that has this time left.
     fn relied_on(&self, remaining: Duration) -> Duration {
-        match self.queue {
-            ScriptQueue::InTheLock { .. } | ScriptQueue::Beside => remaining,
-            ScriptQueue::Nowhere { longest_lease } => remaining.min(longest_lease),
-        }
+        if let ScriptQueue::Nowhere { longest_lease } = self.queue { remaining.min(longest_lease) } else { remaining }
     }
 
     fn limit_remaining(&self, granted: Granted) -> Granted {
@@ -466,7 +446,10 @@ impl Scheme for LuaScheme {
 
     fn check_rights<'a>(&'a self, key: &'a Key, more: &'a [&'a str]) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
-            let reply = self.router.call(self.rights_call(key, more), CallRoute::Ahead).await?;
+            let mut call = self.call(&RIGHTS, key);
+            let commands: Vec<&str> = self.scripts.commands().into_iter().chain(more.iter().copied()).collect();
+            call.arg(&commands.join(" "));
+            let reply = self.router.call(call, CallRoute::Ahead).await?;
             let refused = refused_commands(&reply.value).unwrap_or_default();
             if refused.is_empty() {
                 return Ok(());
@@ -580,8 +563,11 @@ impl MasterScheme for LuaScheme {
 
     fn force_shown<'a>(&'a self, key: &'a Key, token: Option<FencingToken>, seen: &'a View) -> BoxAttempt<'a, Forced> {
         Box::pin(async move {
-            let reply = self.router.call(self.force_shown_call(key, token, seen), CallRoute::Dedicated).await?;
-            read_reply(reply, "", parse_forced)
+            // Only the script of the two-key scheme reads what is added here.
+            let mut call = self.force_call(key, &View { token, ..View::default() });
+            call.number(seen.token.map_or(0, FencingToken::as_u64));
+            call.arg(&ids(seen));
+            read_reply(self.router.call(call, CallRoute::Dedicated).await?, "", parse_forced)
         })
     }
 

@@ -25,7 +25,7 @@ use futures_util::stream::FuturesUnordered;
 
 use self::master::Master;
 use self::outstanding::Outstanding;
-use self::votes::{Ballot, Verdict, Vote, Yes, majority};
+use self::votes::{Ballot, Vote, Yes, majority, minority};
 use crate::base::attempt::NodeId;
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::clock::Clock;
@@ -88,6 +88,8 @@ impl fmt::Debug for Quorum {
 type MasterAnswer<T> = (usize, Attempt<T>);
 /// Requests whose answers are missing.
 type PendingAnswers<T> = FuturesUnordered<BoxFuture<'static, T>>;
+/// Votes and answers for one hold of a batch.
+type HoldCount = (Ballot, AnswerSummary);
 
 /// Rule that decides which masters may say yes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -137,10 +139,10 @@ impl AnswerSummary {
 
     /// Returns the failure that the attempt reports if too few masters answer.
     fn failure(self, masters: usize) -> Failure {
-        let minority = masters - majority(masters);
         let is_refusal = |failure: &&Failure| matches!(failure, Failure::Refused { .. } | Failure::Broken { .. });
-        if self.failures.iter().filter(is_refusal).count() > minority
-            && let Some(refusal) = self.failures.iter().find(is_refusal)
+        let mut refusals = self.failures.iter().filter(is_refusal);
+        if refusals.clone().count() > minority(masters)
+            && let Some(refusal) = refusals.next()
         {
             return refusal.clone();
         }
@@ -171,13 +173,23 @@ impl Quorum {
             .enumerate()
             .map(|(place, scheme)| Arc::new(Master::new(scheme, place, background_runtime.clone(), any.clone())));
         let masters: Vec<_> = masters.collect();
-        let outstanding = Outstanding::new(masters.clone(), clock, margins.max_clock_skew, margins.max_delay);
+        let outstanding = Outstanding::new(masters.clone(), clock, margins);
         let longest_lease = AtomicU64::new(nanos(lease));
         Self { masters, outstanding, clock, margins, restarts, longest_lease }
     }
 
     fn ballot(&self) -> Ballot {
         Ballot::new(self.masters.len())
+    }
+
+    /// Returns a count without votes for each request of a batch.
+    fn counts<T>(&self, batch: &[T]) -> Vec<HoldCount> {
+        batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect()
+    }
+
+    /// Builds an answer of several masters. The default id stands for no node.
+    fn answer<T>(&self, server: ServerTime, value: T) -> Answered<T> {
+        Answered { sent: self.clock.now(), server, node: NodeId::default(), value }
     }
 
     /// Returns true if a master may vote, because it must remember all its grants that are not over.
@@ -259,19 +271,11 @@ fn request_to_master(id: &AcquisitionId, mode: Mode, lease: Duration) -> Acquire
     AcquireRequest { id: id.clone(), mode, lease, max_tokens: 1, if_taken: IfTaken::Leave, caches: false }
 }
 
-fn answer_of<T>(sent: Moment, server: ServerTime, value: T) -> Answered<T> {
-    // The default id stands for no node, because several nodes have answered.
-    Answered { sent, server, node: NodeId::default(), value }
-}
-
 /// Builds the answer for a grant by a majority. The answer has no server time, because the clocks of the masters
 /// differ. The time of the hold counts by the local clock.
-fn majority_answer<T>(won: Yes, value: T) -> Answered<T> {
-    answer_of(won.sent, ServerTime::default(), value)
-}
-
-fn majority_grant(won: Yes) -> Granted {
-    Granted { token: won.token, tokens: 1, remaining: won.until.since(won.sent), is_waited_for: false }
+fn majority_answer<T>(Yes { sent, until, token }: Yes, value: impl FnOnce(Granted) -> T) -> Answered<T> {
+    let granted = Granted { token, tokens: 1, remaining: until.since(sent), is_waited_for: false };
+    Answered { sent, server: ServerTime::default(), node: NodeId::default(), value: value(granted) }
 }
 
 /// Turns the failure `NotDone` into an unknown result, because a minority of the masters may have carried out the
@@ -359,7 +363,7 @@ impl Scheme for Quorum {
         Box::pin(async move {
             let answers = self.ask_majority(|_, scheme| scheme.inspect(key)).await?;
             let (server, view) = views::merge(self.masters.len(), answers);
-            Ok(answer_of(self.clock.now(), server, view))
+            Ok(self.answer(server, view))
         })
     }
 
@@ -371,7 +375,7 @@ impl Scheme for Quorum {
             let answers = self.ask_majority(|place, scheme| scheme.force_shown(key, token(place), seen)).await?;
             let server = answers.iter().map(|(_, answer)| answer.server).max().unwrap_or_default();
             let forced = views::merge_forced(seen, answers.into_iter().map(|(_, answer)| answer.value).collect());
-            Ok(answer_of(self.clock.now(), server, forced))
+            Ok(self.answer(server, forced))
         })
     }
 
@@ -386,30 +390,24 @@ impl Scheme for Quorum {
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(async move {
-            let mut ballot = self.ballot();
-            let mut asked: PendingAnswers<(usize, Result<(), Failure>)> = FuturesUnordered::new();
-            for (place, master) in self.masters.iter().enumerate() {
+            let masters = self.masters.len();
+            let mut asked: PendingAnswers<Result<(), Failure>> = FuturesUnordered::new();
+            for master in &self.masters {
                 let scheme = Arc::clone(&master.scheme);
-                asked.push(Box::pin(async move { (place, scheme.ready().await) }));
+                asked.push(Box::pin(async move { scheme.ready().await }));
             }
-            let mut summary = AnswerSummary::default();
-            while ballot.is_open()
-                && let Some((place, answer)) = asked.next().await
+            let (mut ready, mut summary) = (0, AnswerSummary::default());
+            while ready < majority(masters)
+                && summary.failures.len() <= minority(masters)
+                && let Some(answer) = asked.next().await
             {
-                let vote = match answer {
-                    Ok(()) => self.released_vote(true),
-                    Err(failure) => {
-                        summary.failures.push(failure);
-                        Vote::Silent
-                    }
-                };
-                ballot.cast(place, vote);
+                match answer {
+                    Ok(()) => ready += 1,
+                    Err(failure) => summary.failures.push(failure),
+                }
             }
             finish(asked);
-            match ballot.verdict() {
-                Verdict::Won(_) => Ok(()),
-                _ => Err(summary.failure(self.masters.len())),
-            }
+            if ready < majority(masters) { Err(summary.failure(masters)) } else { Ok(()) }
         })
     }
 
@@ -419,7 +417,7 @@ impl Scheme for Quorum {
         Box::pin(async move {
             let asked = self.masters.iter().map(|master| master.scheme.check_rights(key, more));
             let mut asked: FuturesUnordered<_> = asked.collect();
-            let (mut granted, mut spare) = (0, self.masters.len() - majority(self.masters.len()));
+            let (mut granted, mut spare) = (0, minority(self.masters.len()));
             while let Some(answer) = asked.next().await {
                 match answer {
                     Ok(()) => granted += 1,

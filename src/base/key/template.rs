@@ -55,17 +55,14 @@ impl KeyTemplate {
     pub(super) fn key(&self, name: &str) -> Result<String> {
         let (before, behind) = self.sides();
         let key = [before, name, behind].concat();
-        if hash_tag(key.as_bytes()).is_none() {
-            if key.contains('}') {
-                let reason =
-                    format!("its key {key:?} has a '}}' but no hash tag: its channels would lie in another slot");
-                return Err(invalid_name(name, reason));
-            }
+        let reason = if hash_tag(key.as_bytes()).is_none() && key.contains('}') {
+            format!("its key {key:?} has a '}}' but no hash tag: its channels would lie in another slot")
         } else if let Some(other) = whole_tag(&key).and_then(|key| self.name_of(key)) {
-            let reason = format!("its notifications would go to the channels of lock {other:?}");
-            return Err(invalid_name(name, reason));
-        }
-        Ok(key)
+            format!("its notifications would go to the channels of lock {other:?}")
+        } else {
+            return Ok(key);
+        };
+        Err(invalid_name(name, reason))
     }
 
     /// Returns the name that has this key. `None` if no valid name has it.

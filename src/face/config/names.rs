@@ -92,10 +92,10 @@ fn is_link(name: &str) -> bool {
     let is_number = |word: &str| word.parse::<u16>().is_ok();
     let is_protocol = |word: &str| matches!(word, "TCP" | "UDP" | "SCTP");
     (0..words.len()).any(|at| match &words[at..] {
-        ["SERVICE", "HOST"] | ["PORT"] => true,
-        ["SERVICE", "PORT", ..] => true,
-        ["PORT", number, protocol] => is_number(number) && is_protocol(protocol),
-        ["PORT", number, protocol, "PROTO" | "PORT" | "ADDR"] => is_number(number) && is_protocol(protocol),
+        ["SERVICE", "HOST"] | ["SERVICE", "PORT", ..] | ["PORT"] => true,
+        ["PORT", number, protocol] | ["PORT", number, protocol, "PROTO" | "PORT" | "ADDR"] => {
+            is_number(number) && is_protocol(protocol)
+        }
         _ => false,
     })
 }

@@ -159,10 +159,8 @@ impl QuorumManager {
 
 impl Builder<QuorumManager> {
     fn masters(&mut self) -> &mut Masters {
-        match &mut self.deployment {
-            Deployment::Masters(masters) => masters,
-            Deployment::Servers(_) | Deployment::Memory(_) => unreachable!("a quorum has masters"),
-        }
+        let Deployment::Masters(masters) = &mut self.deployment else { unreachable!("a quorum has masters") };
+        masters
     }
 
     /// Sets the certificates for connections to all masters with `rediss://` URLs. Defaults to [`Tls::new`].

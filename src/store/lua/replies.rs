@@ -171,13 +171,11 @@ pub(super) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
         token: fields.token()?,
         client_write_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
         client_read_ms: Some(fields.number()?).filter(|&stamp| stamp > 0),
-        holders: Vec::new(),
         more_holders: fields.count()?,
-        waiters: Vec::new(),
         more_waiters: fields.count()?,
-        tokens: Vec::new(),
         // Only the hash scheme has this number.
         is_recallable: fields.number() == Some(1),
+        ..View::default()
     };
     while let Some(mut row) = fields.row() {
         let kind = row.text()?;
@@ -274,16 +272,12 @@ impl<'a> Fields<'a> {
     }
 
     fn row(&mut self) -> Option<Self> {
-        let (row, rows) = self.rows.split_first()?;
-        self.rows = rows;
-        Self::of(row)
+        Self::of(self.rows.split_off_first()?)
     }
 
     /// Takes the next row, which is one text.
     fn whole_text(&mut self) -> Option<String> {
-        let (row, rows) = self.rows.split_first()?;
-        self.rows = rows;
-        match row {
+        match self.rows.split_off_first()? {
             Value::BulkString(text) => Some(String::from_utf8_lossy(text).into_owned()),
             _ => None,
         }

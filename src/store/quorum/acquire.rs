@@ -7,10 +7,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 
 use super::outstanding::{AtMaster, RequestInFlight};
-use super::votes::{Ballot, Verdict, Vote, Yes, majority};
+use super::votes::{Ballot, Verdict, Vote, Yes, minority};
 use super::{
-    AnswerSummary, MasterAnswer, NO_TOKEN, PendingAnswers, Quorum, Voters, answer_of, finish, majority_answer,
-    majority_grant, request_to_master,
+    AnswerSummary, MasterAnswer, NO_TOKEN, PendingAnswers, Quorum, Voters, finish, majority_answer, request_to_master,
 };
 use crate::base::attempt::{Answered, Attempt, BoxFuture, Granted};
 use crate::base::key::Key;
@@ -101,22 +100,27 @@ impl Quorum {
         // all masters that may have granted it.
         self.outstanding.begin(&request.id, request.mode, &key, request.lease);
         let (mut ballot, mut summary) = (self.ballot(), AnswerSummary::default());
-        let mut asked = self.ask_for(&mut ballot, &mut summary, &key, &request);
+        let floor = Floor::New(self.proposed_token());
+        let mut asked = self.ask(&mut ballot, |place| {
+            if self.outstanding.leftovers.contains(&key, place) {
+                summary.leftovers.push(place);
+            }
+            let copy = self.outstanding.begin_request(&request.id, place);
+            self.send(place, &key, &request, floor, copy)
+        });
         let won = self.count(&mut ballot, &mut summary, &mut asked, &key, &request).await;
         if let Some(won) = won {
             self.outstanding.note_granted(&request.id, won.token);
             finish(asked);
-            return Ok(majority_answer(won, Acquired::Granted(majority_grant(won))));
+            return Ok(majority_answer(won, Acquired::Granted));
         }
         // The in-doubt requests stay recorded. So a grant that arrives late is released at its master too.
         self.outstanding.give_back(&request.id);
         finish(asked);
         if ballot.is_silent() {
-            if ballot.silent().count() - summary.refused_for_leftover
-                <= self.masters.len() - majority(self.masters.len())
-            {
+            if ballot.silent().count() - summary.refused_for_leftover <= minority(self.masters.len()) {
                 // A majority answers, so this is no outage. The releases of the earlier acquisitions are on their way.
-                return Ok(answer_of(self.clock.now(), summary.server, Acquired::Late));
+                return Ok(self.answer(summary.server, Acquired::Late));
             }
             if summary.restarted > 0 {
                 summary.restarted = self.restarted_masters();
@@ -125,28 +129,8 @@ impl Quorum {
         }
         // Other holders have the lock, or several acquisitions have a minority of the masters each.
         let retry_in = summary.retry_in.unwrap_or(Duration::from_millis(1));
-        Ok(answer_of(
-            self.clock.now(),
-            summary.server,
-            Acquired::Contended { retry_in, holder: named_by_most(summary.named) },
-        ))
-    }
-
-    fn ask_for(
-        &self,
-        ballot: &mut Ballot,
-        summary: &mut AnswerSummary,
-        key: &Arc<Key>,
-        request: &Arc<AcquireRequest>,
-    ) -> PendingAnswers<MasterAnswer<Acquired>> {
-        let floor = Floor::New(self.proposed_token());
-        self.ask(ballot, |place| {
-            if self.outstanding.leftovers.contains(key, place) {
-                summary.leftovers.push(place);
-            }
-            let copy = self.outstanding.begin_request(&request.id, place);
-            self.send(place, key, request, floor, copy)
-        })
+        let holder = named_by_most(summary.named);
+        Ok(self.answer(summary.server, Acquired::Contended { retry_in, holder }))
     }
 
     /// Returns the token that a new acquisition proposes. It is above the time of each right clock, and so normally
@@ -166,7 +150,7 @@ impl Quorum {
     fn latest_clock(&self) -> Option<ServerTime> {
         let now = self.clock.now();
         let clocks = self.masters.iter().filter_map(|master| master.time_at(now)).collect();
-        latest_right(clocks, self.masters.len() - majority(self.masters.len()), self.margins.max_clock_skew)
+        latest_right(clocks, minority(self.masters.len()), self.margins.max_clock_skew)
     }
 
     /// Counts votes until a majority has stored the token. Returns `None` if no majority can do so any more.
@@ -212,17 +196,14 @@ impl Quorum {
             rest_until: None,
         };
         let renewed = self.renew_all(&[renewal]).await.pop().expect("one answer each");
-        let Answered { sent, server, value, .. } = renewed?;
-        Ok(answer_of(
-            sent,
-            server,
-            match value {
-                Renewed::Renewed { remaining, .. } => {
-                    Acquired::Granted(Granted { token, tokens: 1, remaining, is_waited_for: false })
-                }
-                Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1), holder: None },
-            },
-        ))
+        let Answered { sent, server, node, value } = renewed?;
+        let value = match value {
+            Renewed::Renewed { remaining, .. } => {
+                Acquired::Granted(Granted { token, tokens: 1, remaining, is_waited_for: false })
+            }
+            Renewed::Lost { .. } => Acquired::Contended { retry_in: Duration::from_millis(1), holder: None },
+        };
+        Ok(Answered { sent, server, node, value })
     }
 }
 

@@ -12,16 +12,16 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 
 use super::outstanding::{AtMaster, Outstanding, RequestInFlight};
-use super::votes::{Verdict, Vote, majority};
+use super::votes::{Verdict, Vote, majority, minority};
 use super::{
-    AnswerSummary, MasterAnswer, PendingAnswers, Quorum, Voters, answer_of, finish, into_unknown, majority_answer,
-    majority_grant, request_to_master,
+    AnswerSummary, MasterAnswer, PendingAnswers, Quorum, Voters, finish, into_unknown, majority_answer,
+    request_to_master,
 };
 use crate::base::attempt::{AcquisitionId, Answered, Attempt, BoxFuture, Failure};
 use crate::base::key::Key;
 use crate::base::mode::Mode;
 use crate::base::process;
-use crate::store::{AcquireRequest, Acquired, Converted, Floor, MasterScheme};
+use crate::store::{AcquireRequest, Acquired, Converted, Floor};
 
 /// State of a conversion at one master.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,8 +44,9 @@ struct QuorumConversion {
 }
 
 impl QuorumConversion {
-    fn count(&self, said: ConversionState) -> usize {
-        self.states.iter().filter(|one| **one == said).count()
+    /// Returns the masters whose last answer left them in this state.
+    fn masters(&self, said: ConversionState) -> impl Iterator<Item = usize> {
+        self.states.iter().enumerate().filter(move |(_, one)| **one == said).map(|(place, _)| place)
     }
 }
 
@@ -100,18 +101,18 @@ impl Quorum {
             self.outstanding.note_granted(&conversion.request.id, won.token);
             self.outstanding.give_back(old);
             finish(asked);
-            return Ok(majority_answer(won, Converted::Granted(majority_grant(won))));
+            return Ok(majority_answer(won, Converted::Granted));
         }
         self.on_not_converted(conversion, asked).await
     }
 
     fn send_conversion(&self, place: usize, conversion: &QuorumConversion) -> BoxFuture<'static, ConversionAnswer> {
-        let (scheme, outstanding) = (Arc::clone(&self.masters[place].scheme), Arc::clone(&self.outstanding));
+        let outstanding = Arc::clone(&self.outstanding);
         let (key, old, request) =
             (Arc::clone(&conversion.key), conversion.old.clone(), Arc::clone(&conversion.request));
         let copy = outstanding.begin_request(&request.id, place);
         Box::pin(async move {
-            let attempt = scheme.convert(&key, &old, &request).await;
+            let attempt = outstanding.master(place).convert(&key, &old, &request).await;
             if let Ok(Answered { sent, value: Converted::Granted(_), .. }) = attempt {
                 outstanding.note_converted(&old, place, sent);
             }
@@ -152,38 +153,34 @@ impl Quorum {
         asked: PendingAnswers<ConversionAnswer>,
     ) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
-        let (done, unconverted) =
-            (conversion.count(ConversionState::Converted), conversion.count(ConversionState::Unconverted));
+        let [done, unconverted, lost] =
+            [ConversionState::Converted, ConversionState::Unconverted, ConversionState::Lost]
+                .map(|said| conversion.masters(said).count());
         // A restarted master without a vote has converted, but its new hold may conflict with a hold that it has
         // forgotten. So its answer counts as a refusal here.
-        let is_refused = unconverted > 0 || conversion.summary.restarted > 0;
-        let is_refused =
-            conversion.request.mode == Mode::Write && is_refused && unconverted + done >= majority(masters);
+        let is_refused = (unconverted > 0 || conversion.summary.restarted > 0)
+            && conversion.request.mode == Mode::Write
+            && unconverted + done >= majority(masters);
         // An earlier copy may convert a master again after the undo, or after its refusal. The release of the new hold would then
         // end the old hold there. So the conversion stays unknown as long as such a copy may arrive.
-        let is_in_doubt = is_refused && self.has_earlier_copy(&conversion);
+        let may_arrive = |place| self.outstanding.may_arrive(&conversion.request.id, place);
+        let is_in_doubt = is_refused
+            && (conversion.masters(ConversionState::Converted).any(may_arrive)
+                || conversion.masters(ConversionState::Unconverted).any(may_arrive));
         if is_refused && !is_in_doubt {
             return Ok(self.undo(conversion, asked).await);
         }
         let is_pending = is_in_doubt || !asked.is_empty();
         finish(asked);
-        let QuorumConversion { summary, states: said, old, .. } = conversion;
-        if said.iter().filter(|said| **said == ConversionState::Lost).count() > masters - majority(masters) {
+        let QuorumConversion { summary, old, .. } = conversion;
+        if lost > minority(masters) {
             let forced = self.outstanding.forced_token(&old);
-            return Ok(answer_of(now, summary.server, Converted::Lost { forced }));
+            return Ok(self.answer(summary.server, Converted::Lost { forced }));
         }
         let is_unknown = |failure: &Failure| matches!(failure, Failure::Unknown { .. } | Failure::Broken { .. });
         let may_be_done = is_pending || done > 0 || summary.failures.iter().any(is_unknown);
         let failure = summary.failure(masters);
         Err(if may_be_done { into_unknown(failure, now.after(self.margins.max_delay)) } else { failure })
-    }
-
-    /// Returns true if a master has answered, and may still execute an earlier copy of the request.
-    fn has_earlier_copy(&self, conversion: &QuorumConversion) -> bool {
-        let has_answered =
-            |said: &ConversionState| matches!(said, ConversionState::Converted | ConversionState::Unconverted);
-        let mut answered = conversion.states.iter().enumerate().filter(|(_, said)| has_answered(said));
-        answered.any(|(place, _)| self.outstanding.may_arrive(&conversion.request.id, place))
     }
 
     /// Undoes the conversion at each master that has converted or will still do so.
@@ -192,27 +189,23 @@ impl Quorum {
         conversion: QuorumConversion,
         mut asked: PendingAnswers<ConversionAnswer>,
     ) -> Answered<Converted> {
-        let QuorumConversion { key, old, request, states: said, summary } = conversion;
+        let QuorumConversion { key, old, request, .. } = &conversion;
         let gives_back = GiveBackOnDrop { outstanding: Arc::clone(&self.outstanding), id: request.id.clone() };
-        let back = request_to_master(&old, Mode::Read, request.lease);
-        self.outstanding.begin(&old, back.mode, &key, back.lease);
-        let turn_back = |place: usize| ConversionUndo {
-            scheme: Arc::clone(&self.masters[place].scheme),
+        let back = request_to_master(old, Mode::Read, request.lease);
+        self.outstanding.begin(old, back.mode, key, back.lease);
+        let turn_back = |place| ConversionUndo {
             place,
-            key: Arc::clone(&key),
+            key: Arc::clone(key),
             new: request.id.clone(),
             back: back.clone(),
             // The request to convert back is recorded from now on. If the old hold is released meanwhile, a master that
             // gets the old hold back has to release it too.
-            in_flight: self.outstanding.begin_request(&old, place),
+            in_flight: self.outstanding.begin_request(old, place),
             outstanding: Arc::clone(&self.outstanding),
         };
-        let at = |wanted: ConversionState| {
-            said.iter().enumerate().filter(move |(_, said)| **said == wanted).map(|(place, _)| place)
-        };
-        let done: Vec<_> = at(ConversionState::Converted).map(turn_back).collect();
-        let mut pending: Vec<_> =
-            if asked.is_empty() { Vec::new() } else { at(ConversionState::Nothing).map(turn_back).collect() };
+        let done: Vec<_> = conversion.masters(ConversionState::Converted).map(turn_back).collect();
+        let unanswered = conversion.masters(ConversionState::Nothing).filter(|_| !asked.is_empty());
+        let mut pending: Vec<_> = unanswered.map(turn_back).collect();
         let undone =
             join_all(done.into_iter().map(ConversionUndo::run)).await.into_iter().filter(|is_back| *is_back).count();
         drop(process::spawn(async move {
@@ -226,16 +219,18 @@ impl Quorum {
             pending.into_iter().for_each(ConversionUndo::cancel);
             drop(gives_back);
         }));
-        let is_there = at(ConversionState::Unconverted).count() + undone >= majority(self.masters.len());
-        let lost = || Converted::Lost { forced: self.outstanding.forced_token(&old) };
-        let value = if is_there { Converted::Refused } else { lost() };
-        answer_of(self.clock.now(), summary.server, value)
+        let there = conversion.masters(ConversionState::Unconverted).count() + undone;
+        let value = if there >= majority(self.masters.len()) {
+            Converted::Refused
+        } else {
+            Converted::Lost { forced: self.outstanding.forced_token(old) }
+        };
+        self.answer(conversion.summary.server, value)
     }
 }
 
 /// Undo of a conversion at one master.
 struct ConversionUndo {
-    scheme: Arc<dyn MasterScheme>,
     place: usize,
     key: Arc<Key>,
     new: AcquisitionId,
@@ -247,7 +242,7 @@ struct ConversionUndo {
 impl ConversionUndo {
     /// Asks the master to convert back. Returns true if the master has the old hold again.
     async fn run(self) -> bool {
-        let attempt = self.scheme.convert(&self.key, &self.new, &self.back).await;
+        let attempt = self.outstanding.master(self.place).convert(&self.key, &self.new, &self.back).await;
         self.in_flight.resolve(&attempt, |converted| match converted {
             Converted::Granted(granted) => Some(AtMaster::of_grant(granted)),
             _ => None,

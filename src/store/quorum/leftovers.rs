@@ -19,23 +19,18 @@ pub(super) struct Leftovers {
     counts: Mutex<HashMap<(u64, usize), u32>>,
 }
 
-/// Failed acquisition that one master may have. It counts until the last clone of this value is dropped.
-#[derive(Clone, Debug)]
-pub(super) struct Leftover {
-    _counted: Arc<CountedLeftover>,
-}
-
+/// Failed acquisition that one master may have. It counts until this value is dropped.
 #[derive(Debug)]
-struct CountedLeftover {
+pub(super) struct Leftover {
     leftovers: Arc<Leftovers>,
     place: (u64, usize),
 }
 
 impl Leftovers {
-    pub(super) fn add(self: &Arc<Self>, key: &Key, master: usize) -> Leftover {
+    pub(super) fn add(self: &Arc<Self>, key: &Key, master: usize) -> Arc<Leftover> {
         let place = (key.hashed_name().0, master);
         *self.counts.lock().entry(place).or_default() += 1;
-        Leftover { _counted: Arc::new(CountedLeftover { leftovers: Arc::clone(self), place }) }
+        Arc::new(Leftover { leftovers: Arc::clone(self), place })
     }
 
     /// Returns true if a master may have, or may still grant, an earlier failed acquisition of the lock.
@@ -44,7 +39,7 @@ impl Leftovers {
     }
 }
 
-impl Drop for CountedLeftover {
+impl Drop for Leftover {
     fn drop(&mut self) {
         let mut counts = self.leftovers.counts.lock();
         if let Some(count) = counts.get_mut(&self.place) {

@@ -3,13 +3,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::base::attempt::Attempt;
 use crate::base::background_runtime::BackgroundRuntime;
 use crate::base::key::Key;
 use crate::base::lease::{Moment, ServerTime};
+use crate::base::single_task::SingleTask;
 use crate::store::{MasterScheme, ReleaseReply, ReleaseRequest, Route};
 
 /// Longest age of a usable clock sample. In this time, the clocks of two servers drift apart by at most 1 % of it.
@@ -24,7 +24,7 @@ pub(super) struct Master {
     background_runtime: BackgroundRuntime,
     /// Any key. The node of the master serves all keys.
     any: Key,
-    is_probed: AtomicBool,
+    probe: SingleTask,
 }
 
 impl fmt::Debug for Master {
@@ -41,23 +41,20 @@ impl Master {
         any: Key,
     ) -> Self {
         let route = Route(format!("master {place}").into());
-        Self {
-            scheme,
-            route,
-            pending_releases: Arc::default(),
-            background_runtime,
-            any,
-            is_probed: AtomicBool::new(false),
-        }
+        Self { scheme, route, pending_releases: Arc::default(), background_runtime, any, probe: SingleTask::default() }
     }
 
     /// Returns true if the master does not answer, so that a request to it would be in vain. Then starts a probe,
     /// unless there is one.
-    pub(super) fn is_silent(self: &Arc<Self>) -> bool {
+    pub(super) fn is_silent(&self) -> bool {
         let is_silent = self.scheme.contact(&self.any).is_silent;
-        if is_silent && !self.is_probed.swap(true, Ordering::SeqCst) {
-            let probe = MasterProbe(Arc::clone(self));
-            self.background_runtime.spawn(async move { drop(probe.0.scheme.ready().await) });
+        if is_silent && let Some(probe) = self.probe.begin() {
+            let scheme = Arc::clone(&self.scheme);
+            self.background_runtime.spawn(async move {
+                drop(scheme.ready().await);
+                // If the runtime ends before, the drop of this task permits the next probe too.
+                drop(probe);
+            });
         }
         is_silent
     }
@@ -71,15 +68,6 @@ impl Master {
     pub(super) fn time_at(&self, now: Moment) -> Option<ServerTime> {
         let clock_sample = self.scheme.clock_sample()?;
         (clock_sample.age_at(now) <= MAX_CLOCK_SAMPLE_AGE).then(|| clock_sample.server_time_at(now))
-    }
-}
-
-/// Probe of a master. Its drop permits the next probe, also if its runtime has ended.
-struct MasterProbe(Arc<Master>);
-
-impl Drop for MasterProbe {
-    fn drop(&mut self) {
-        self.0.is_probed.store(false, Ordering::SeqCst);
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Margins;
 use super::leftovers::{Leftover, Leftovers};
 use super::master::Master;
 use crate::base::attempt::{AcquisitionId, Answered, Attempt, Failure, Granted};
@@ -32,8 +33,7 @@ pub(super) const MAX_PENDING_RELEASES: usize = 8192;
 pub(super) struct Outstanding {
     masters: Vec<Arc<Master>>,
     clock: Clock,
-    max_clock_skew: Duration,
-    max_delay: Duration,
+    margins: Margins,
     pub(super) leftovers: Arc<Leftovers>,
     background: OnceLock<Weak<dyn ReleaseBackground>>,
     process: Process,
@@ -88,7 +88,7 @@ struct PerMaster {
     /// True if the background repeats the release.
     has_pending_release: bool,
     /// Counts until the master has nothing of this failed acquisition, and no copy of its request can arrive.
-    leftover: Option<Leftover>,
+    leftover: Option<Arc<Leftover>>,
 }
 
 /// State of a release at one master.
@@ -150,17 +150,11 @@ impl PerMaster {
 }
 
 impl Outstanding {
-    pub(super) fn new(
-        masters: Vec<Arc<Master>>,
-        clock: Clock,
-        max_clock_skew: Duration,
-        max_delay: Duration,
-    ) -> Arc<Self> {
+    pub(super) fn new(masters: Vec<Arc<Master>>, clock: Clock, margins: Margins) -> Arc<Self> {
         Arc::new(Self {
             masters,
             clock,
-            max_clock_skew,
-            max_delay,
+            margins,
             leftovers: Arc::default(),
             background: OnceLock::new(),
             process: Process::current(),
@@ -235,7 +229,7 @@ impl Outstanding {
         }
     }
 
-    pub(super) fn count_release(&self, master: &Master, leftover: Option<Leftover>) -> PendingRelease {
+    pub(super) fn count_release(&self, master: &Master, leftover: Option<Arc<Leftover>>) -> PendingRelease {
         let at_master = Arc::clone(&master.pending_releases);
         PendingRelease { at_master, _leftover: leftover, _operation: self.begin_operation() }
     }
@@ -255,7 +249,7 @@ impl Outstanding {
         let now = self.clock.now();
         let table = self.table.lock();
         let requests = table.by_id.get(id).map(|acquisition| acquisition.per_master[master].in_doubt_requests);
-        requests.is_some_and(|requests| requests.in_flight() > 0 || requests.arrives_until() > Some(now))
+        requests.is_some_and(|requests| requests.may_arrive(now))
     }
 
     /// Begins or extends the record of an acquisition. The caller then asks the masters for this lease.
@@ -287,9 +281,9 @@ impl Outstanding {
     }
 
     fn ask_for(&self, acquisition: &mut OutstandingAcquisition, lease: Duration, now: Moment) {
-        let covers = lease::surely_over(lease, self.max_clock_skew);
+        let covers = lease::surely_over(lease, self.margins.max_clock_skew);
         acquisition.held_for = acquisition.held_for.max(covers);
-        acquisition.until = acquisition.until.max(now.after(self.max_delay).after(covers));
+        acquisition.until = acquisition.until.max(now.after(self.margins.max_delay).after(covers));
     }
 
     fn in_flight(self: &Arc<Self>, id: &AcquisitionId, master: usize) -> MasterInFlight {
@@ -322,7 +316,7 @@ impl Outstanding {
         let begin = |acquisition: &mut OutstandingAcquisition, now: Moment| {
             let is_over = acquisition.is_released || acquisition.is_forced || until <= now;
             let (token, requests) = (acquisition.token?, &mut acquisition.per_master[master].in_doubt_requests);
-            if is_over || requests.in_flight() > 0 || requests.arrives_until() > Some(now) {
+            if is_over || requests.may_arrive(now) {
                 return None;
             }
             requests.begin();
@@ -396,7 +390,7 @@ impl Drop for MasterOperation {
 #[derive(Debug)]
 pub(super) struct PendingRelease {
     at_master: Arc<()>,
-    _leftover: Option<Leftover>,
+    _leftover: Option<Arc<Leftover>>,
     _operation: MasterOperation,
 }
 
@@ -465,7 +459,7 @@ impl RequestInFlight {
 impl Drop for RequestInFlight {
     fn drop(&mut self) {
         if !self.0.is_answered {
-            let until = self.0.outstanding.clock.now().after(self.0.outstanding.max_delay);
+            let until = self.0.outstanding.clock.now().after(self.0.outstanding.margins.max_delay);
             self.note(None, |requests| requests.abandon(until));
         }
     }

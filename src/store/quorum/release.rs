@@ -7,13 +7,10 @@ use futures_util::stream::FuturesUnordered;
 
 use super::master::Master;
 use super::outstanding::{ReleaseInFlight, ReleaseState};
-use super::votes::{Ballot, Verdict, Vote};
-use super::{AnswerSummary, PendingAnswers, Quorum, answer_of, finish, into_unknown};
+use super::votes::{Verdict, Vote};
+use super::{HoldCount, PendingAnswers, Quorum, finish, into_unknown};
 use crate::base::attempt::{Attempt, BoxFuture, Failure};
 use crate::store::{Absence, ReleaseReply, ReleaseRequest};
-
-/// Votes and answers for one release.
-type ReleaseCount = (Ballot, AnswerSummary);
 
 /// Answer of one master to one release. `of` is the index of the release in the batch. `was_held` tells whether the
 /// hold was live until the release. It is `None` if the answer does not show that.
@@ -35,7 +32,7 @@ impl Quorum {
     /// Releases holds at all masters that may have them. Waits until a majority of the masters has decided each
     /// release. Returns one answer for each release, in order.
     pub(super) async fn release_everywhere(&self, batch: &[ReleaseRequest]) -> Vec<Attempt<ReleaseReply>> {
-        let mut counts: Vec<ReleaseCount> = batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect();
+        let mut counts = self.counts(batch);
         let mut asked: PendingAnswers<(usize, Vec<MasterReleaseAnswer>)> = FuturesUnordered::new();
         for (place, to_tell) in self.releases_by_master(batch, &mut counts).into_iter().enumerate() {
             if !to_tell.batch.is_empty() {
@@ -56,7 +53,7 @@ impl Quorum {
     }
 
     /// Sorts the releases by master. Omits a release at a master if the answer of that master is known already.
-    fn releases_by_master(&self, batch: &[ReleaseRequest], counts: &mut [ReleaseCount]) -> Vec<MasterReleases> {
+    fn releases_by_master(&self, batch: &[ReleaseRequest], counts: &mut [HoldCount]) -> Vec<MasterReleases> {
         let mut all: Vec<_> = self.masters.iter().map(|_| MasterReleases::default()).collect();
         for (of, (request, (ballot, _))) in batch.iter().zip(counts).enumerate() {
             // If this manager has no record of the hold, any master may have the hold.
@@ -82,8 +79,8 @@ impl Quorum {
         all
     }
 
-    fn reply(&self, request: &ReleaseRequest, (mut ballot, summary): ReleaseCount) -> Attempt<ReleaseReply> {
-        let (sent, server) = (self.clock.now(), summary.server);
+    fn reply(&self, request: &ReleaseRequest, (mut ballot, summary): HoldCount) -> Attempt<ReleaseReply> {
+        let server = summary.server;
         let reply = match ballot.verdict() {
             Verdict::Won(_) => ReleaseReply::Held,
             Verdict::Lost => {
@@ -91,11 +88,11 @@ impl Quorum {
                 ReleaseReply::None(Absence { forced, ..Absence::default() })
             }
             Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => {
-                return Err(into_unknown(summary.failure(self.masters.len()), sent));
+                return Err(into_unknown(summary.failure(self.masters.len()), self.clock.now()));
             }
         };
         self.outstanding.note_released(&request.id);
-        Ok(answer_of(sent, server, reply))
+        Ok(self.answer(server, reply))
     }
 }
 

@@ -20,8 +20,8 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use super::outstanding::{AtMaster, Outstanding};
-use super::votes::{Ballot, Verdict, Vote, Yes};
-use super::{AnswerSummary, NO_TOKEN, PendingAnswers, Quorum, answer_of, majority_answer, request_to_master};
+use super::votes::{Verdict, Vote, Yes};
+use super::{HoldCount, NO_TOKEN, PendingAnswers, Quorum, majority_answer, request_to_master};
 use crate::base::attempt::{AcquisitionId, Answered, Attempt};
 use crate::base::lease::Moment;
 use crate::base::process;
@@ -42,19 +42,24 @@ impl Quorum {
             self.note_lease(renewal.lease);
             self.outstanding.extend(&renewal.id, renewal.lease);
         }
-        let mut counts: Vec<_> = batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect();
+        let mut counts = self.counts(batch);
         let shared: Arc<[RenewalRequest]> = batch.into();
         let mut asked = self.ask_to_renew(&mut counts, &shared);
         let mut lacking = Vec::new();
         let begun = self.clock.now();
-        let is_open = |counts: &mut Vec<(Ballot, AnswerSummary)>| counts.iter_mut().any(|(ballot, _)| ballot.is_open());
-        while is_open(&mut counts)
+        while counts.iter_mut().any(|(ballot, _)| ballot.is_open())
             && let Some(answers) = asked.next().await
         {
             lacking.extend(lacking_holds(&self.outstanding, batch, &answers));
             let (place, attempts) = answers;
             for ((ballot, summary), attempt) in counts.iter_mut().zip(attempts) {
-                let vote = renewal_vote(attempt, summary);
+                let vote = match summary.note(attempt) {
+                    Some(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => {
+                        Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN })
+                    }
+                    Some(Answered { value: Renewed::Lost { .. }, .. }) => Vote::No,
+                    None => Vote::Silent,
+                };
                 ballot.cast(place, vote);
             }
         }
@@ -70,11 +75,7 @@ impl Quorum {
         renewed
     }
 
-    fn ask_to_renew(
-        &self,
-        counts: &mut [(Ballot, AnswerSummary)],
-        batch: &Arc<[RenewalRequest]>,
-    ) -> PendingAnswers<RenewalAnswers> {
+    fn ask_to_renew(&self, counts: &mut [HoldCount], batch: &Arc<[RenewalRequest]>) -> PendingAnswers<RenewalAnswers> {
         let mut silent = self.ballot();
         let asked = self.ask(&mut silent, |place| {
             let (scheme, batch) = (Arc::clone(&self.masters[place].scheme), Arc::clone(batch));
@@ -89,24 +90,13 @@ impl Quorum {
         asked
     }
 
-    fn renewal_answer(&self, id: &AcquisitionId, (mut ballot, summary): (Ballot, AnswerSummary)) -> Attempt<Renewed> {
+    fn renewal_answer(&self, id: &AcquisitionId, (mut ballot, summary): HoldCount) -> Attempt<Renewed> {
         let forced = self.outstanding.forced_token(id);
-        if forced.is_some() {
-            return Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced }));
+        match (forced, ballot.verdict()) {
+            (None, Verdict::Won(won)) => Ok(majority_answer(won, |granted| Renewed::of(granted.remaining))),
+            (Some(_), _) | (None, Verdict::Lost) => Ok(self.answer(summary.server, Renewed::Lost { forced })),
+            (None, _) => Err(summary.failure(self.masters.len())),
         }
-        match ballot.verdict() {
-            Verdict::Won(won) => Ok(majority_answer(won, Renewed::of(won.until.since(won.sent)))),
-            Verdict::Lost => Ok(answer_of(self.clock.now(), summary.server, Renewed::Lost { forced: None })),
-            Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided => Err(summary.failure(self.masters.len())),
-        }
-    }
-}
-
-fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote {
-    let Some(Answered { sent, value, .. }) = summary.note(attempt) else { return Vote::Silent };
-    match value {
-        Renewed::Renewed { remaining, .. } => Vote::Yes(Yes { sent, until: sent.after(remaining), token: NO_TOKEN }),
-        Renewed::Lost { .. } => Vote::No,
     }
 }
 
@@ -114,7 +104,7 @@ fn renewal_vote(attempt: Attempt<Renewed>, summary: &mut AnswerSummary) -> Vote 
 fn held_until(attempt: &Attempt<Renewed>) -> Option<Moment> {
     match attempt {
         Ok(Answered { sent, value: Renewed::Renewed { remaining, .. }, .. }) => Some(sent.after(*remaining)),
-        Ok(Answered { value: Renewed::Lost { .. }, .. }) | Err(_) => None,
+        _ => None,
     }
 }
 
@@ -129,7 +119,7 @@ fn lacking_holds(
             outstanding.note_lacking(&batch[of].id, *place, *forced);
             Some(of)
         }
-        Ok(Answered { value: Renewed::Renewed { .. }, .. }) | Err(_) => None,
+        _ => None,
     };
     let lacking: Vec<_> = attempts.iter().enumerate().filter_map(lacks).collect();
     (!lacking.is_empty()).then_some((*place, lacking))

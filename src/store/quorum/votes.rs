@@ -77,6 +77,11 @@ pub(super) fn majority(masters: usize) -> usize {
     masters / 2 + 1
 }
 
+/// Returns the largest number of masters without which a majority is left.
+pub(super) fn minority(masters: usize) -> usize {
+    masters - majority(masters)
+}
+
 impl Ballot {
     pub(super) fn new(masters: usize) -> Self {
         Self { votes: vec![None; masters], token: None, reached: None }
@@ -105,14 +110,14 @@ impl Ballot {
     fn yes(&self) -> impl Iterator<Item = (usize, Yes)> {
         let yes = |(master, vote): (usize, &Option<Vote>)| match vote {
             Some(Vote::Yes(yes)) => Some((master, *yes)),
-            Some(Vote::No | Vote::Silent) | None => None,
+            _ => None,
         };
         self.votes.iter().enumerate().filter_map(yes)
     }
 
     /// Returns true if so many masters are silent that the others are no majority.
     pub(super) fn is_silent(&self) -> bool {
-        self.count(|vote| vote == Some(Vote::Silent)) > self.votes.len() - majority(self.votes.len())
+        self.silent().count() > minority(self.votes.len())
     }
 
     /// Returns true if missing answers can still lead to a majority that says yes, or to the verdict `Lost`.
@@ -121,7 +126,7 @@ impl Ballot {
             Verdict::Open => true,
             Verdict::Undecided => {
                 let or_no = self.count(|vote| matches!(vote, None | Some(Vote::No)));
-                self.count(|vote| vote.is_none()) > 0 && or_no > self.votes.len() - majority(self.votes.len())
+                self.count(|vote| vote.is_none()) > 0 && or_no > minority(self.votes.len())
             }
             Verdict::Raise { .. } | Verdict::Won(_) | Verdict::Lost => false,
         }
@@ -142,10 +147,12 @@ impl Ballot {
         if tokens.len() < needed {
             let open = self.count(|vote| vote.is_none());
             let noes = self.count(|vote| vote == Some(Vote::No));
-            return match () {
-                () if noes > self.votes.len() - needed => Verdict::Lost,
-                () if tokens.len() + open >= needed => Verdict::Open,
-                () => Verdict::Undecided,
+            return if noes > minority(self.votes.len()) {
+                Verdict::Lost
+            } else if tokens.len() + open >= needed {
+                Verdict::Open
+            } else {
+                Verdict::Undecided
             };
         }
         tokens.sort_unstable();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::base::durability::Durability;
-use crate::base::error::{Error, Result};
-use crate::base::options::{Options, check_lease};
+use crate::base::error::Result;
+use crate::base::options::{Options, check_lease, invalid};
 use crate::base::topology::Topology;
 
 /// Default of `lockWatchdogTimeout` in Redisson.
@@ -25,18 +25,18 @@ fn longest_lease(watchdog: Duration) -> Duration {
 pub(crate) fn adapt(topology: &Topology, options: Options) -> Result<Options> {
     let watchdog = options.redisson_watchdog.unwrap_or(WATCHDOG);
     if watchdog < MIN_WATCHDOG {
-        refuse("lock_watchdog_timeout", &format!("{watchdog:?} is less than the minimum, {MIN_WATCHDOG:?}"))?;
+        invalid("lock_watchdog_timeout", format!("{watchdog:?} is less than the minimum, {MIN_WATCHDOG:?}"))?;
     }
     if topology.is_proxied() {
-        refuse("topology", "a proxy passes no messages on, by which clients of Redisson wake each other")?;
+        invalid("topology", "a proxy passes no messages on, by which clients of Redisson wake each other")?;
     }
     if options.timestamp_keys.is_some() {
-        refuse("timestamp_keys", "the keys of Redisson are the names of the locks: name each lock by its key")?;
+        invalid("timestamp_keys", "the keys of Redisson are the names of the locks: name each lock by its key")?;
     }
     if options.durability == Durability::Server {
         let reason = "clients of Redisson count a grant without an answer about the storage, so a lock that they share \
                       never has this level: use `Durability::Primary` or `Replicated`";
-        refuse("durability", reason)?;
+        invalid("durability", reason)?;
     }
     options.check_not_cached("clients of Redisson cannot recall a cached hold: set zero")?;
     let longest_lease = longest_lease(watchdog);
@@ -48,11 +48,7 @@ pub(crate) fn adapt(topology: &Topology, options: Options) -> Result<Options> {
              margins leave less than half: make it longer, here and in Redisson",
             options.max_clock_skew
         );
-        refuse("lock_watchdog_timeout", &reason)?;
+        invalid("lock_watchdog_timeout", reason)?;
     }
     Ok(Options { redisson_watchdog: Some(watchdog), longest_lease, lease, ..options })
-}
-
-fn refuse(option: &'static str, reason: &str) -> Result<()> {
-    Err(Error::InvalidOption { option, reason: reason.to_owned() })
 }

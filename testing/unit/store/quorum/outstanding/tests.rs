@@ -7,6 +7,7 @@ use crate::store::{Absence, Acquired};
 
 const LEASE: Duration = Duration::from_secs(10);
 const STRAY: Duration = Duration::from_secs(1);
+const MARGINS: Margins = Margins { max_clock_skew: Duration::ZERO, max_delay: STRAY };
 
 /// Background that sends nothing.
 #[derive(Debug, Default)]
@@ -39,7 +40,7 @@ impl Stage {
         };
         let masters: Vec<_> = (0..3).map(master).collect();
         let clock = masters[0].scheme.clock();
-        let (traces, pending) = (Outstanding::new(masters, clock, Duration::ZERO, STRAY), Arc::<Pending>::default());
+        let (traces, pending) = (Outstanding::new(masters, clock, MARGINS), Arc::<Pending>::default());
         let background: Weak<Pending> = Arc::downgrade(&pending);
         traces.set_background(background);
         let id = AcquisitionId::new("m", 1, "test");
