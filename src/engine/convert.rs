@@ -245,7 +245,7 @@ impl Converting {
             self.note_subscription();
             // If this future is dropped at the next await, a copy is under way.
             self.copies.begin();
-            self.old.send_conversion(now, self.request.lease);
+            self.old.send_conversion(self.request.lease, now);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
             if engine.is_copied() {
                 return ConversionOutcome::Lost(LossReason::Forked);

@@ -236,7 +236,7 @@ fn cached_hold_is_renewed_for_no_longer_than_cache_for_and_then_given_up() {
         assert!(matches!(holder.hold.next(at), Next::At(_)));
     }
     let late = began.after(secs(29));
-    assert!(holder.hold.begin_renewal(late, late.after(LEASE)).is_none(), "its end is covered");
+    assert!(holder.hold.begin_renewal(late.after(LEASE), late).is_none(), "its end is covered");
     assert!(matches!(holder.hold.next(late), Next::At(_)));
     assert_eq!(holder.hold.next(began.after(CACHE_FOR + secs(1))), Next::GivenUp);
     assert_eq!(holder.hold.cache_outcome(), Some(CacheOutcome::Unused));

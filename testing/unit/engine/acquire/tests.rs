@@ -508,7 +508,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let hold = Arc::clone(first.hold());
     // Does what the background does, with the answer between the hand-off and the acceptance.
     let now = stage.engine.clock.now();
-    let asked = hold.begin_renewal(now, now.after(2 * SECOND)).expect("a claim is due");
+    let asked = hold.begin_renewal(now.after(2 * SECOND), now).expect("a claim is due");
     drop(first);
     hold.on_renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
     let second = granted(second).await;
