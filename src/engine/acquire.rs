@@ -75,8 +75,8 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
         cache_for: terms.cache_for,
     };
     match mode {
-        Mode::Read => engine.table.join(name.hashed_name(), wants, engine.clock.now()),
-        Mode::Write => engine.table.take_cached(name.hashed_name(), wants, engine.clock.now()),
+        Mode::Read => engine.table.join(name.hashed_name(), wants, engine.now()),
+        Mode::Write => engine.table.take_cached(name.hashed_name(), wants, engine.now()),
     }
 }
 

@@ -13,7 +13,7 @@ impl Acquisition {
     /// Does what a waiter was woken for. Returns `None` if it may send requests, or waits again.
     pub(super) async fn on_signal(&mut self, signal: LocalSignal) -> Result<Option<Held>> {
         // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
-        let (outage, now) = (self.waiter.outage(), self.waiter.engine.clock.now());
+        let (outage, now) = (self.waiter.outage(), self.waiter.engine.now());
         self.waiter.tries.since = outage.map_or(now, |outage| outage.since.max(self.waiter.tries.since));
         match signal {
             LocalSignal::Ask => Ok(None),

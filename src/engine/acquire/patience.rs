@@ -38,7 +38,7 @@ impl Acquisition {
         let Some(holder) = self.holder.take() else {
             return;
         };
-        let now = self.waiter.engine.clock.now();
+        let now = self.waiter.engine.now();
         let Some(left_out) = self.waiter.engine.wait_lines.admits(now) else {
             return;
         };

@@ -72,11 +72,11 @@ impl Acquisition {
                 },
                 NextStep::EndRefused => return Ok(Pursued::Refused),
                 NextStep::Pause { retry_in } => {
-                    self.note_wait(self.waiter.engine.clock.now());
+                    self.note_wait(self.waiter.engine.now());
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
                 NextStep::AwaitTurn { retry_in } => {
-                    self.note_wait(self.waiter.engine.clock.now());
+                    self.note_wait(self.waiter.engine.now());
                     if !std::mem::replace(&mut queued, true) {
                         events::log_queued(self.waiter.key.name(), self.waiter.mode);
                     }
@@ -129,7 +129,7 @@ impl Acquisition {
         let counted = engine.releases.begin_unsettled();
         engine.check_open(&self.waiter.key)?;
         let mut is_new = false;
-        let begun = entry.begin_attempt(self.waiter.lease(), engine.clock.now(), || {
+        let begun = entry.begin_attempt(self.waiter.lease(), engine.now(), || {
             is_new = true;
             Pending::new(engine.next_id())
         });
@@ -152,7 +152,7 @@ impl Acquisition {
             let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&self.waiter.key, &engine.manager_id));
             self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
-        let now = engine.clock.now();
+        let now = engine.now();
         let may_stay =
             *self.may_stay.get_or_insert_with(|| engine.may_cache(&self.waiter.key, self.waiter.wants.cache_for, now));
         self.keeping = if may_stay {
@@ -188,7 +188,7 @@ impl Acquisition {
         if self.waiter.patience == Patience::Wait {
             // A little after the deadline that may free the lock, so that the attempt does not come too early.
             let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
-            let asks_again = self.waiter.engine.clock.now().after(nap);
+            let asks_again = self.waiter.engine.now().after(nap);
             return self.await_notification(request, asks_again, None).await;
         }
         let until = self.recalls_until(now);
@@ -224,7 +224,7 @@ impl Acquisition {
             engine.scheme.acquire(&self.waiter.key, request).await
         };
         drop(underway);
-        let now = engine.clock.now();
+        let now = engine.now();
         // A grant becomes a hold in one step, so no other waiter can see the request between the two.
         if let Ok(answer) = &attempt
             && matches!(answer.value, Acquired::Granted(_))
@@ -314,7 +314,7 @@ impl Acquisition {
     /// join.
     pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
         self.note_clock(&answer);
-        let (sent, granted, now) = (answer.sent, answer.value, self.waiter.engine.clock.now());
+        let (sent, granted, now) = (answer.sent, answer.value, self.waiter.engine.now());
         // Counted from an earlier answer. If the server's clock has jumped since, a claim from now on is the maximum.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // A notification answers no request. The answer to the claim tells whether the process may cache the hold.
@@ -380,7 +380,7 @@ impl Acquisition {
     }
 
     pub(super) async fn on_no_answer(&mut self, failure: Failure) -> Result<()> {
-        let now = self.waiter.engine.clock.now();
+        let now = self.waiter.engine.now();
         let since = self.waiter.engine.unheard_since(&self.waiter.key, &failure, self.waiter.tries.since);
         let source = match &failure {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => {

@@ -26,7 +26,7 @@ impl Acquisition {
     pub(super) async fn recheck_own(&mut self) -> Result<Option<Held>> {
         loop {
             self.stop_if_given_up().await;
-            let (now, Some(entry)) = (self.waiter.engine.clock.now(), &self.waiter.entry) else {
+            let (now, Some(entry)) = (self.waiter.engine.now(), &self.waiter.entry) else {
                 return Ok(None);
             };
             if let Some((hold, share_id)) = entry.join(self.waiter.wants, now) {
@@ -62,7 +62,7 @@ impl Acquisition {
     /// Lets the waiting readers join as well, and withdraws the own request. The entry stays until the share is long enough.
     pub(super) fn on_seated(&mut self, held: &Held) {
         if let Some(entry) = &self.waiter.entry {
-            let now = self.waiter.engine.clock.now();
+            let now = self.waiter.engine.now();
             // The acquisition needs no hold of its own any more.
             if let Some(pending) = entry.on_seated(held.hold(), now) {
                 self.earlier_until = self.earlier_until.max(self.waiter.cancel(pending));
@@ -87,7 +87,7 @@ impl Acquisition {
         let attempt = engine.scheme.acquire(&self.waiter.key, &request).await;
         repeat.resolve(&attempt);
         drop(underway);
-        let now = engine.clock.now();
+        let now = engine.now();
         let Answered { sent, server, node, value } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
@@ -155,7 +155,7 @@ impl Repeat<'_> {
 impl Drop for Repeat<'_> {
     fn drop(&mut self) {
         if !self.is_known {
-            self.hold.abandon_recheck(self.engine.clock.now());
+            self.hold.abandon_recheck(self.engine.now());
         }
     }
 }

@@ -47,7 +47,7 @@ impl LocalWaiter {
     /// left to withdraw.
     fn leave(&mut self, notices: Notifications) -> Option<Left> {
         let entry = self.entry.take()?;
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         let leaving = entry.leave(notices, self.tries.backoff, now);
         let pending = leaving.pending.and_then(|mut pending| {
             if pending.is_unknown_to_server() {
@@ -78,7 +78,7 @@ impl LocalWaiter {
         }
         let release = self.release_of(&pending);
         let server_until = release.server_until;
-        self.engine.releases.take_back_from_here(release, self.engine.clock.now());
+        self.engine.releases.take_back_from_here(release, self.engine.now());
         Some(server_until)
     }
 
@@ -98,7 +98,7 @@ impl LocalWaiter {
 
     /// Returns the release that withdraws a request.
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
         let covers = lease::surely_over(self.lease(), self.engine.options().max_clock_skew);
         Release {
@@ -150,7 +150,7 @@ impl Acquisition {
             }
         }
         match self.earlier_until {
-            Some(until) if until > engine.clock.now() => Withdrawn::Perhaps,
+            Some(until) if until > engine.now() => Withdrawn::Perhaps,
             _ => Withdrawn::Surely,
         }
     }
