@@ -332,7 +332,7 @@ impl<'a> Group<'a> {
         self.note_waited();
         let left = self.terms.wait_timeout.map(|limit| limit.saturating_sub(self.wait_time()));
         if left == Some(Duration::ZERO) {
-            return Err(self.timed_out(index, denied).into());
+            return Err(NoGroup::Refused(self.refusal_of(index, denied)));
         }
         let terms = &Terms { wait_timeout: left, ..self.terms };
         let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
@@ -459,11 +459,6 @@ impl<'a> Group<'a> {
 
     fn refusal_of(&self, index: usize, denied: Box<Denied>) -> GroupRefusal {
         GroupRefusal { lock: self.wanted[index].key.shared_name(), denied }
-    }
-
-    fn timed_out(&self, index: usize, denied: Box<Denied>) -> Error {
-        let lock = self.wanted[index].key.shared_name();
-        Error::WaitTimeout { lock, waited: self.wait_time(), confirmed: true, denied }
     }
 
     /// Gives back all members. Returns true if the server has confirmed within the time that the caller waits for that
