@@ -361,10 +361,7 @@ impl Converting {
         now: Moment,
     ) -> Option<(Arc<Hold>, ShareId)> {
         let (engine, sent) = (&self.engine, answer.sent);
-        let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.answer(answer, granted.is_waited_for);
-            (keeping.to_state(), Some(word))
-        });
+        let keep = self.keeping.take().map(|keeping| keeping.on_answer(answer, granted.is_waited_for));
         let share = self.old.share(held.share_id());
         let granted = NewHold { cache: keep, ..new_hold(engine, &self.request, answer, granted, share, self.copies) };
         let (hold, share_id) = self.old.convert_into(granted, now)?;

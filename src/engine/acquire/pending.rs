@@ -294,10 +294,7 @@ impl Acquisition {
     /// Turns a grant into a hold, if it is still valid.
     fn on_grant<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
         self.note_clock(answer);
-        let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.answer(answer, granted.is_waited_for);
-            (keeping.to_state(), Some(word))
-        });
+        let keep = self.keeping.take().map(|keeping| keeping.on_answer(answer, granted.is_waited_for));
         let share = self.waiter.wants.from(answer.sent);
         let granted = NewHold {
             cache: keep,
