@@ -178,14 +178,14 @@ pub(super) fn poll_within(options: &Options) -> Duration {
 }
 
 /// Checks that the engine is still open. A grant that came after `close` has listed the holds is released here.
-fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Held>> {
-    let checked = engine.check_open(key);
-    if let (Err(_), Some(held)) = (&checked, &held)
-        && held.hold().lose(LossReason::Closed)
-    {
-        engine.release_in_background(held.hold());
-    }
-    checked.map(|()| held)
+pub(super) fn hand_out(engine: &Engine, key: &Key, held: Option<&Held>) -> Result<()> {
+    engine.check_open(key).inspect_err(|_| {
+        if let Some(held) = held
+            && held.hold().lose(LossReason::Closed)
+        {
+            engine.release_in_background(held.hold());
+        }
+    })
 }
 
 /// Acquisition from its first request or share on. Its drop withdraws its request, which the cell keeps for its entry.
@@ -259,7 +259,11 @@ impl Acquisition {
             AcquireEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
             // The arming has checked that the engine is open.
             AcquireEnd::Over(result) if self.arming.is_some() => result?,
-            AcquireEnd::Over(result) => hand_out(&self.waiter.engine, &self.waiter.key, result?)?,
+            AcquireEnd::Over(result) => {
+                let held = result?;
+                hand_out(&self.waiter.engine, &self.waiter.key, held.as_ref())?;
+                held
+            }
         };
         let Some(held) = held else {
             return Ok(Err(Box::pin(self.refused()).await?));

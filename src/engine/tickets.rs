@@ -27,6 +27,7 @@ use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::base::ticket::Ticket;
+use crate::engine::acquire::hand_out;
 use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error, new_hold, resolve};
 use crate::engine::releases::Unsettled;
 use crate::engine::{Engine, Held, in_runtime, random_id};
@@ -230,13 +231,7 @@ impl Adopting {
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
-        // If `close` listed the holds before this one was in its cell, this check finds the engine closed.
-        if let Err(closed) = engine.check_open(&self.key) {
-            if held.hold().lose(LossReason::Closed) {
-                engine.release_in_background(held.hold());
-            }
-            return Err(closed);
-        }
+        hand_out(engine, &self.key, Some(&held))?;
         let hold = held.hold();
         // The server may have a note of an earlier guard.
         hold.set_noted(engine.scheme.notes().is_some());
