@@ -236,7 +236,7 @@ impl<H: InRenewalQueue> Cell<H> {
         self.quietly_at(self.rules.clock.now(), change)
     }
 
-    /// Applies an event of this moment quietly.
+    /// Applies an event at `now`, otherwise as [`quietly`](Self::quietly) does.
     pub(super) fn quietly_at<T>(
         &self,
         now: Moment,

@@ -13,8 +13,8 @@ use crate::base::recalls::{Recall, Recalls};
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Beside, Cell};
 use crate::lock::effects::InRenewalQueue;
-use crate::lock::hold::{Accepted, Hold, NewHold};
-use crate::lock::shares::{Share, ShareId, ShareRequest};
+use crate::lock::hold::{Hold, NewHold};
+use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{LastRefusal, Pending, SideOutage, WaiterId};
 use crate::lock::state;
 
@@ -122,8 +122,7 @@ impl WaitEntry {
         &self.cell
     }
 
-    #[cfg(all(test, feature = "_testing"))]
-    pub(super) fn waiter_id(&self) -> WaiterId {
+    pub(crate) fn waiter_id(&self) -> WaiterId {
         self.waiter_id
     }
 
@@ -157,17 +156,6 @@ impl WaitEntry {
     #[cfg(all(test, feature = "_testing"))]
     pub(super) async fn woken(&mut self, known: Option<Moment>) -> Option<Wake> {
         std::future::poll_fn(|cx| self.poll_wake(known, cx)).await
-    }
-
-    /// Takes a share that this waiter was handed or granted. With too little of its lease left, the waiter waits for the
-    /// answer to a renewal that is sent from `since` on, when it looked first.
-    pub(crate) fn accept(&self, hold: &Hold, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
-        hold.accept(self.waiter_id, (share_id, share), since, now)
-    }
-
-    /// Resolves when the renewal for which this waiter waits was answered, or has failed, or at `until`.
-    pub(crate) async fn renewal_answered(&self, hold: &Hold, until: Moment) {
-        hold.renewal_answered(self.waiter_id, until).await;
     }
 
     /// Takes its old place in the queue again. Returns false if the cell is gone, because the lock was idle meanwhile.

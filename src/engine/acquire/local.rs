@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use super::{Patience, arm};
+use super::{HEARTBEAT, Patience, arm};
 use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -162,6 +162,12 @@ impl LocalWaiter {
     /// Returns the lease that it asks the server for.
     pub(super) fn lease(&self) -> Duration {
         self.wants.lease.min(self.wants.max_hold)
+    }
+
+    /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
+    /// of the grant sooner.
+    pub(super) fn heartbeat(&self) -> Duration {
+        HEARTBEAT.min(self.lease() / 3)
     }
 
     /// Returns true if it may send requests, as far as it has heard.

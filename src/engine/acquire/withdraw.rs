@@ -82,6 +82,11 @@ impl LocalWaiter {
         Some(server_until)
     }
 
+    /// Withdraws the request in progress, if there is one. Returns what [`cancel`](Self::cancel) does.
+    pub(super) fn cancel_pending(&self) -> Option<Moment> {
+        self.cancel(self.entry.as_ref()?.give_up_pending()?)
+    }
+
     /// Removes the entry, with its request and its share, unless they belong to the parent process.
     pub(super) fn abandon(&mut self, notices: Notifications) {
         if self.entry.is_none() {
@@ -115,7 +120,7 @@ impl Acquisition {
     /// Removes the entry and waits until the request is withdrawn. Without an answer by `answer_by`, or if the future is
     /// dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
-        let engine = &Arc::clone(&self.waiter.engine);
+        let engine = &Arc::clone(&self.engine);
         let untaken = self.share.take();
         let left = self
             .waiter
@@ -125,7 +130,7 @@ impl Acquisition {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
             let withdrawing = pending.map(|mut pending| Withdrawing {
                 engine,
-                release: Some(self.waiter.release_of(&pending)),
+                release: Some(self.release_of(&pending)),
                 _unsettled: engine.releases.unsettled_of(&mut pending),
             });
             let released = async {

@@ -288,6 +288,9 @@ fn stalled_writer_that_takes_a_cached_hold_leaves_nothing_in_its_cell() {
     assert_eq!(remove(&holder.hold, holder.share_id), ShareRemoved::Kept);
     assert!(stalled.waits_again(wants(), now()));
     let (hold, share_id) = handed(&mut stalled);
-    assert!(matches!(stalled.accept(&hold, share_id, wants().from(now()), now(), now()), Accepted::Taken(_)));
+    assert!(matches!(
+        hold.accept(stalled.waiter_id(), (share_id, wants().from(now())), now(), now()),
+        Accepted::Taken(_)
+    ));
     assert_eq!(table.counts().waiters, 0);
 }

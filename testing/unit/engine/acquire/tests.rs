@@ -8,7 +8,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use Mode::{Read, Write};
 
-use super::pending::Taken;
 use super::*;
 use crate::BoxFuture;
 use crate::base::attempt::{AcquisitionId, NodeId};
@@ -532,7 +531,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
     let answer = Answered { sent: now, server: ServerTime::default(), node: NodeId::default(), value };
-    let Taken::Held(held) = acquisition.on_notification(&request, answer) else { panic!("granted") };
+    let Some(Pursued::Granted(held)) = acquisition.on_notification(&request, answer) else { panic!("granted") };
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }
 
