@@ -236,7 +236,7 @@ impl Held {
         }
         // The watch starts before the claim is sent, because the answer may come at once.
         let watch = self.watch();
-        watch.claim_now(engine.clock.now());
+        watch.claim_now(engine.now());
         match watch.confirmed().await {
             Ok(()) => Ok(()),
             Err(Ended::Lost(reason)) => Err(hold.key().loss(reason)),
@@ -355,7 +355,7 @@ impl Engine {
 
     /// Starts the retries of a new request.
     fn tries(&self) -> Tries {
-        Tries::new(self.clock.now(), self.options.unreachable_after)
+        Tries::new(self.now(), self.options.unreachable_after)
     }
 
     /// Waits until a server answers. Then checks that its ACL permits all commands that locks need.
@@ -437,7 +437,7 @@ impl Engine {
 
     async fn flush_here(&self) -> Result<()> {
         in_runtime()?;
-        let began = self.clock.now();
+        let began = self.now();
         // A release of an in-doubt acquisition stays open for this time, because the server may still execute the
         // acquisition.
         let late = self.max_delay() + self.options.response_timeout * 2;
@@ -446,14 +446,14 @@ impl Engine {
         // the loop below waits for them.
         self.renewals.give_back_lost(began);
         loop {
-            let (ended, now) = (self.releases.ended_count(), self.clock.now());
+            let (ended, now) = (self.releases.ended_count(), self.now());
             tokio::select! {
                 biased;
                 () = self.releases.flushed() => return Ok(()),
                 () = self.clock.sleep_until(now.after(retry_for)) => {}
             }
             if self.releases.ended_count() == ended {
-                return Err(Error::unreachable("".into(), self.clock.now().since(began), None));
+                return Err(Error::unreachable("".into(), self.now().since(began), None));
             }
         }
     }
@@ -472,7 +472,7 @@ impl Engine {
         self.closing.notify.notify_waiters();
         // For waiters in their first wait. Each registers its task before it reads the flag, so it is woken or sees the flag.
         self.table.wake_waiters();
-        let began = self.clock.now();
+        let began = self.now();
         let mut latest = began;
         // The table contains each hold from its grant to its end. The deadline queue does not, because drivers take
         // holds out of it for a while.
@@ -486,7 +486,7 @@ impl Engine {
         // An attempt that ends now is released for the last time when no server can execute it any more. The answer to
         // this release takes some more time.
         let taken_back = self.max_delay() + self.options.response_timeout * 2;
-        let waits_until = latest.max(self.clock.now().after(taken_back));
+        let waits_until = latest.max(self.now().after(taken_back));
         tokio::select! {
             biased;
             () = self.releases.await_resolved() => return Ok(()),
@@ -501,6 +501,13 @@ impl Engine {
     }
 }
 
+impl Core {
+    #[inline]
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+}
+
 impl Drop for Core {
     fn drop(&mut self) {
         // No guard and no manager is left that could use the cached holds, so they are released.
@@ -509,7 +516,7 @@ impl Drop for Core {
             self.table.deadlines.forget(&hold);
             // This also removes the reference to the hold from its cell.
             self.releases.unblock(&hold);
-            self.releases.give_back(&hold, None, self.clock.now());
+            self.releases.give_back(&hold, None, self.now());
         }
         self.background.stop();
     }

@@ -25,6 +25,7 @@ mod withdraw;
 mod tests;
 
 use std::future::ready;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,8 +76,8 @@ pub(crate) fn join(engine: &Engine, name: &LockName, mode: Mode, terms: &Terms) 
         cache_for: terms.cache_for,
     };
     match mode {
-        Mode::Read => engine.table.join(name.hashed_name(), wants, engine.clock.now()),
-        Mode::Write => engine.table.take_cached(name.hashed_name(), wants, engine.clock.now()),
+        Mode::Read => engine.table.join(name.hashed_name(), wants, engine.now()),
+        Mode::Write => engine.table.take_cached(name.hashed_name(), wants, engine.now()),
     }
 }
 
@@ -178,14 +179,14 @@ pub(super) fn poll_within(options: &Options) -> Duration {
 }
 
 /// Checks that the engine is still open. A grant that came after `close` has listed the holds is released here.
-fn hand_out(engine: &Engine, key: &Key, held: Option<Held>) -> Result<Option<Held>> {
-    let checked = engine.check_open(key);
-    if let (Err(_), Some(held)) = (&checked, &held)
-        && held.hold().lose(LossReason::Closed)
-    {
-        engine.release_in_background(held.hold());
-    }
-    checked.map(|()| held)
+pub(super) fn hand_out(engine: &Engine, key: &Key, held: Option<&Held>) -> Result<()> {
+    engine.check_open(key).inspect_err(|_| {
+        if let Some(held) = held
+            && held.hold().lose(LossReason::Closed)
+        {
+            engine.release_in_background(held.hold());
+        }
+    })
 }
 
 /// Acquisition from its first request or share on. Its drop withdraws its request, which the cell keeps for its entry.
@@ -226,6 +227,14 @@ enum AcquireEnd {
     GivesUp(GivesUp),
 }
 
+impl Deref for Acquisition {
+    type Target = LocalWaiter;
+
+    fn deref(&self) -> &LocalWaiter {
+        &self.waiter
+    }
+}
+
 impl Acquisition {
     fn new(waiter: LocalWaiter, arming: Option<Box<Arming>>) -> Self {
         Self {
@@ -259,7 +268,11 @@ impl Acquisition {
             AcquireEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
             // The arming has checked that the engine is open.
             AcquireEnd::Over(result) if self.arming.is_some() => result?,
-            AcquireEnd::Over(result) => hand_out(&self.waiter.engine, &self.waiter.key, result?)?,
+            AcquireEnd::Over(result) => {
+                let held = result?;
+                hand_out(&self.engine, &self.key, held.as_ref())?;
+                held
+            }
         };
         let Some(held) = held else {
             return Ok(Err(Box::pin(self.refused()).await?));
@@ -272,11 +285,11 @@ impl Acquisition {
 
     /// Withdraws the request of a caller that waits no longer, and returns the error for the caller.
     async fn give_up(&mut self, given_up: GivesUp) -> Error {
-        let lock = self.waiter.key.shared_name();
+        let lock = self.key.shared_name();
         if given_up.why == WaitEnd::Closed {
             return Error::Closed { lock };
         }
-        let waited = given_up.at.since(self.waiter.began);
+        let waited = given_up.at.since(self.began);
         // A later failure is that of an attempt under way at the limit. It leaves a request in doubt, and is no outage.
         let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at);
         if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.outage.is_some() {
@@ -294,14 +307,13 @@ impl Acquisition {
     /// Returns the refusal that ends a try. Withdraws a place in the queue first, if the try has one or may have one.
     async fn refused(&mut self) -> Result<Box<Denied>> {
         let denied = self.denial();
-        if self.waiter.has_left_nothing() && self.earlier_until.is_none() {
+        if self.has_left_nothing() && self.earlier_until.is_none() {
             return Ok(denied);
         }
-        let clock = self.waiter.engine.clock;
-        match self.withdraw(clock.now().after(withdrawal_span(&self.waiter.engine))).await {
+        match self.withdraw(self.engine.now().after(withdrawal_span(&self.engine))).await {
             Withdrawn::Surely => Ok(denied),
             Withdrawn::Perhaps => {
-                let (lock, waited) = (self.waiter.key.shared_name(), clock.now().since(self.waiter.began));
+                let (lock, waited) = (self.key.shared_name(), self.engine.now().since(self.began));
                 Err(Error::WaitTimeout { lock, waited, confirmed: false, denied })
             }
         }
@@ -310,9 +322,9 @@ impl Acquisition {
     /// Runs until the acquisition is over, or until its limit. It waits for the end of an attempt that is under way at the limit:
     /// a grant counts, and a request that the server may still carry out cannot be withdrawn for good.
     async fn run_within(&mut self, signal: Option<LocalSignal>) -> AcquireEnd {
-        let engine = &Arc::clone(&self.waiter.engine);
-        let attempts = self.waiter.limit.map(|_| Arc::clone(self.attempts.insert(Arc::default())));
-        let mut impatience = self.waiter.impatience(attempts.clone());
+        let engine = &Arc::clone(&self.engine);
+        let attempts = self.limit.map(|_| Arc::clone(self.attempts.insert(Arc::default())));
+        let mut impatience = self.impatience(attempts.clone());
         let mut run = pin!(self.run(signal));
         // Biased, so that a grant counts even if the limit has passed too.
         let given_up = tokio::select! {
@@ -351,25 +363,25 @@ impl Acquisition {
 
     /// Runs until it has a share of a hold.
     async fn run_to_hold(&mut self) -> Result<Option<Held>> {
-        let patience = self.waiter.patience;
+        let patience = self.patience;
         loop {
-            while !self.waiter.is_leader() {
+            while !self.is_leader() {
                 let signal = Box::pin(self.waiter.signalled()).await?;
                 if let Some(held) = Box::pin(self.on_signal(signal)).await? {
                     return Ok(Some(held));
                 }
             }
-            if self.waiter.engine.can_cache() {
-                self.waiter.release_cached();
+            if self.engine.can_cache() {
+                self.release_cached();
             }
-            if self.waiter.mode == Mode::Read
+            if self.mode == Mode::Read
                 && let Some(held) = Box::pin(self.recheck_own()).await?
             {
                 return Ok(Some(held));
             }
             match (self.pursue().await?, patience) {
                 // One answer is enough, also for a guard that starts with little.
-                (Pursued::Granted(held), _) if self.waiter.entry.is_none() || patience == Patience::AskOnce => {
+                (Pursued::Granted(held), _) if self.entry.is_none() || patience == Patience::AskOnce => {
                     self.waiter.entry = None;
                     return Ok(Some(held));
                 }

@@ -333,7 +333,7 @@ impl BackgroundWork {
             // The slot of the lock has moved to another node. The renewal is due again, in the queue of the new route.
             if self.scheme.route(hold.key()) != route {
                 hold.leave_batch(now);
-            } else if let Some(lease) = catch_panic(|| hold.begin_renewal(now, now.after(BATCH_WINDOW))).flatten() {
+            } else if let Some(lease) = catch_panic(|| hold.begin_renewal(now.after(BATCH_WINDOW), now)).flatten() {
                 chunk.push(DueRenewal::new(hold, lease, now));
             }
         }

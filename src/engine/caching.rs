@@ -49,9 +49,14 @@ impl CacheRequest {
         Box::new(CacheState::new(self.cache_for))
     }
 
-    /// Returns the parts of the answer that concern caching.
-    pub(super) fn answer<T>(&self, answer: &Answered<T>, is_waited_for: bool) -> CacheAnswer {
-        CacheAnswer { offered_on: self.subscription, sent: answer.sent, node: answer.node, is_waited_for }
+    /// Returns the cache state of the hold that an answer grants, and the parts of the answer that concern caching.
+    pub(super) fn on_answer<T>(
+        &self,
+        answer: &Answered<T>,
+        is_waited_for: bool,
+    ) -> (Box<CacheState>, Option<CacheAnswer>) {
+        let Answered { sent, node, .. } = *answer;
+        (self.to_state(), Some(CacheAnswer { offered_on: self.subscription, sent, node, is_waited_for }))
     }
 }
 

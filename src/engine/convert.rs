@@ -48,7 +48,7 @@ pub(crate) async fn downgrade(held: Held) -> Result<Held, NotConverted> {
         return Err(NotConverted { held, error: Error::invalid("at_least", reason) });
     }
     // Other guards share the hold, for example nested ones. The guard then keeps its share, as a nested read does.
-    if !held.hold().begin_conversion(held.engine().clock.now()) {
+    if !held.hold().begin_conversion(held.engine().now()) {
         return match loss_error(&held) {
             Some(error) => Err(NotConverted { held, error }),
             None => Ok(held),
@@ -67,7 +67,7 @@ pub(crate) async fn upgrade(held: Held) -> Result<Held, NotConverted> {
         return Ok(held);
     }
     let writer_waits = held.engine().table.writer_waits(held.hold().key());
-    if writer_waits || !held.hold().begin_conversion(held.engine().clock.now()) {
+    if writer_waits || !held.hold().begin_conversion(held.engine().now()) {
         let conflict = || Error::UpgradeConflict { lock: held.hold().key().shared_name() };
         let error = loss_error(&held).unwrap_or_else(conflict);
         return Err(NotConverted { held, error });
@@ -148,7 +148,7 @@ impl Converting {
         let request = AcquireRequest {
             id: earlier.map_or_else(|| engine.next_id(), |open| open.id),
             mode,
-            lease: share.lease.min(share.ends.since(engine.clock.now())),
+            lease: share.lease.min(share.ends.since(engine.now())),
             max_tokens: engine.options().max_handoffs,
             if_taken: IfTaken::Leave,
             caches: false,
@@ -184,7 +184,7 @@ impl Converting {
         if let Err(error) = held.check_process() {
             return Err(NotConverted { held, error });
         }
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         let error = match outcome {
             ConversionOutcome::Granted { answer, granted } => match self.begin(&held, &answer, granted, now) {
                 Some((hold, share_id)) => {
@@ -241,16 +241,16 @@ impl Converting {
         let engine = Arc::clone(&self.engine);
         let mut tries = engine.tries();
         loop {
-            let now = engine.clock.now();
+            let now = engine.now();
             self.note_subscription();
             // If this future is dropped at the next await, a copy is under way.
             self.copies.begin();
-            self.old.send_conversion(now, self.request.lease);
+            self.old.send_conversion(self.request.lease, now);
             let attempt = engine.scheme.convert(self.old.key(), self.old.id(), &self.request).await;
             if engine.is_copied() {
                 return ConversionOutcome::Lost(LossReason::Forked);
             }
-            let now = engine.clock.now();
+            let now = engine.now();
             resolve(&mut self.copies, &attempt);
             self.note_refusal(&attempt);
             let failure = match attempt {
@@ -361,10 +361,7 @@ impl Converting {
         now: Moment,
     ) -> Option<(Arc<Hold>, ShareId)> {
         let (engine, sent) = (&self.engine, answer.sent);
-        let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.answer(answer, granted.is_waited_for);
-            (keeping.to_state(), Some(word))
-        });
+        let keep = self.keeping.take().map(|keeping| keeping.on_answer(answer, granted.is_waited_for));
         let share = self.old.share(held.share_id());
         let granted = NewHold { cache: keep, ..new_hold(engine, &self.request, answer, granted, share, self.copies) };
         let (hold, share_id) = self.old.convert_into(granted, now)?;
@@ -426,7 +423,7 @@ impl Drop for Converting {
         }
         // It is unknown which of the two holds the server has. The guard can rely on neither, so both are released.
         self.old.lose(LossReason::Gone);
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         self.copies.abandon_all(now.after(self.engine.max_delay()));
         let open = self.open(self.copies.arrives_until().unwrap_or(now));
         self.engine.release_in_background(&self.old);

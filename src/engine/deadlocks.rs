@@ -55,7 +55,7 @@ impl Engine {
         if suspects.is_empty() {
             return Ok(Vec::new());
         }
-        self.clock.sleep_until(self.clock.now().after(BETWEEN_LOOKS)).await;
+        self.clock.sleep_until(self.now().after(BETWEEN_LOOKS)).await;
         let locks: BTreeSet<String> = suspects.into_iter().flatten().map(|wait| first[wait].ids.0.clone()).collect();
         // A waiter that came first and holds the lock now has had its turn.
         let seen: HashSet<_> = first.into_iter().map(|wait| (wait.ids, wait.shown.is_held)).collect();
@@ -109,7 +109,7 @@ impl Engine {
     /// Returns the waits among tasks of this process.
     fn waits_here(&self) -> Vec<Wait> {
         let (mut tasks, mut waits) = (Vec::new(), Vec::new());
-        let now = self.clock.now();
+        let now = self.now();
         for (key, local) in self.table.local_waits() {
             for wait in &local.waits {
                 waits.extend(self.waits_of(wait, &key, &local, now, &mut tasks));

@@ -196,7 +196,7 @@ impl<'a> Group<'a> {
             terms,
             patience,
             owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
-            began: engine.clock.now(),
+            began: engine.now(),
             members: wanted.iter().map(|_| None).collect(),
             given_back: vec![None; wanted.len()],
             is_in_doubt: false,
@@ -211,7 +211,7 @@ impl<'a> Group<'a> {
         if self.terms.reentry.owner().is_none() {
             return Ok(());
         }
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         for Wanted { key, mode } in self.wanted {
             let held = self.engine.table.held_by(key, self.owner, now);
             if held.is_some_and(|hold| hold.mode() == Mode::Read && *mode == Mode::Write) {
@@ -253,7 +253,7 @@ impl<'a> Group<'a> {
     fn note_waited(&mut self) {
         self.has_waited = true;
         if self.is_fixed() {
-            let ends = self.engine.clock.now().after(self.engine.options().max_hold);
+            let ends = self.engine.now().after(self.engine.options().max_hold);
             self.members.iter_mut().flatten().for_each(|member| member.share.ends = ends);
         }
     }
@@ -261,7 +261,7 @@ impl<'a> Group<'a> {
     /// Tries these members at once. After that, gives back the members behind the first that is missing.
     async fn try_members(&mut self, missing: Vec<usize>) -> Result<GroupStep, NoGroup> {
         let (engine, wanted) = (self.engine, self.wanted);
-        let (terms, asked_at) = (&Terms { wait_timeout: None, ..self.terms }, engine.clock.now());
+        let (terms, asked_at) = (&Terms { wait_timeout: None, ..self.terms }, engine.now());
         let mut tries: FuturesUnordered<_> = missing
             .into_iter()
             .map(|index| async move {
@@ -320,7 +320,7 @@ impl<'a> Group<'a> {
             (Missing::Silent(error), Patience::Wait) => {
                 self.give_back_from(index);
                 let since = *self.silent_since.get_or_insert(asked_at);
-                let is_over = self.engine.clock.now().since(since) >= self.engine.options().unreachable_after;
+                let is_over = self.engine.now().since(since) >= self.engine.options().unreachable_after;
                 let is_late = self.terms.wait_timeout.is_some_and(|limit| self.wait_time() >= limit);
                 if is_over || is_late { Err(error.into()) } else { Ok(GroupStep::TryOne(index)) }
             }
@@ -332,7 +332,7 @@ impl<'a> Group<'a> {
         self.note_waited();
         let left = self.terms.wait_timeout.map(|limit| limit.saturating_sub(self.wait_time()));
         if left == Some(Duration::ZERO) {
-            return Err(self.timed_out(index, denied).into());
+            return Err(NoGroup::Refused(self.refusal_of(index, denied)));
         }
         let terms = &Terms { wait_timeout: left, ..self.terms };
         let (engine, Wanted { key, mode }) = (self.engine, &self.wanted[index]);
@@ -353,7 +353,7 @@ impl<'a> Group<'a> {
 
     /// Adds a member that was granted.
     fn add(&mut self, index: usize, held: Held) {
-        let (now, mut share) = (self.engine.clock.now(), held.hold().share(held.share_id()));
+        let (now, mut share) = (self.engine.now(), held.hold().share(held.share_id()));
         if self.is_fixed() && self.has_waited {
             share.ends = now.after(self.engine.options().max_hold);
         }
@@ -389,7 +389,7 @@ impl<'a> Group<'a> {
     async fn beside<T>(&mut self, step: impl Future<Output = T>) -> Beside<T> {
         let mut step = pin!(step);
         loop {
-            let now = self.engine.clock.now();
+            let now = self.engine.now();
             self.held_members().for_each(|(_, member)| member.extend(now));
             // The watchers begin after the extension, because a watcher counts with the end of the share at its begin.
             let lost = async {
@@ -411,7 +411,7 @@ impl<'a> Group<'a> {
 
     /// Gives each share its own lease and end. A share with too little time first waits for a renewal.
     async fn hand_out(&mut self) -> Beside<()> {
-        let since = self.engine.clock.now();
+        let since = self.engine.now();
         loop {
             match self.accept_all(since) {
                 Ok(None) => return Beside::Done(()),
@@ -429,7 +429,7 @@ impl<'a> Group<'a> {
     /// Takes all shares. Returns the answer to wait for if one of them has too little time, or the index of a member
     /// that is over.
     fn accept_all(&mut self, since: Moment) -> Result<Option<AwaitedAnswer>, usize> {
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         // A fixed lease counts from the moment at which the group holds all members.
         let renews = self.is_fixed() && self.has_waited;
         let mut short = None;
@@ -454,22 +454,17 @@ impl<'a> Group<'a> {
     }
 
     fn wait_time(&self) -> Duration {
-        self.engine.clock.now().since(self.began)
+        self.engine.now().since(self.began)
     }
 
     fn refusal_of(&self, index: usize, denied: Box<Denied>) -> GroupRefusal {
         GroupRefusal { lock: self.wanted[index].key.shared_name(), denied }
     }
 
-    fn timed_out(&self, index: usize, denied: Box<Denied>) -> Error {
-        let lock = self.wanted[index].key.shared_name();
-        Error::WaitTimeout { lock, waited: self.wait_time(), confirmed: true, denied }
-    }
-
     /// Gives back all members. Returns true if the server has confirmed within the time that the caller waits for that
     /// nothing of the group is left.
     async fn give_back_confirmed(&mut self) -> bool {
-        let (engine, now) = (self.engine, self.engine.clock.now());
+        let (engine, now) = (self.engine, self.engine.now());
         let releases = self.members.iter_mut().filter_map(Option::take).map(|member| member.held.release());
         // The answers to the releases of these holds go to the background, so each is asked for once more.
         let before = self.given_back.iter_mut().filter_map(Option::take).map(|hold| async move {
@@ -493,7 +488,7 @@ impl<'a> Group<'a> {
         let Some(waits_for) = self.missing().next().filter(|_| self.has_waited && !self.has_warned) else {
             return;
         };
-        let (key, now) = (&self.wanted[waits_for].key, self.engine.clock.now());
+        let (key, now) = (&self.wanted[waits_for].key, self.engine.now());
         let own = self.engine.table.all_holds().into_iter().find(|hold| {
             hold.key().base() > key.base() && self.engine.table.held_by(hold.key(), self.owner, now).is_some()
         });

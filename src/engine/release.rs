@@ -24,7 +24,7 @@ impl Engine {
     /// Gives back the last share of a valid hold and caches the hold. Returns false if the hold cannot be cached. The
     /// share is then unchanged, and the caller must release it.
     fn cache(&self, hold: &Hold, share_id: ShareId) -> bool {
-        self.can_cache() && hold.cache(share_id, self.clock.now())
+        self.can_cache() && hold.cache(share_id, self.now())
     }
 
     /// Gives back the share of a dropped guard.
@@ -34,7 +34,7 @@ impl Engine {
             return;
         }
         let _unsettled = self.releases.begin_unsettled();
-        let removed = self.remove_share(hold, share_id, self.clock.now());
+        let removed = self.remove_share(hold, share_id, self.now());
         self.releases.has_changed_hold();
         match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
@@ -52,7 +52,7 @@ impl Engine {
             return Ok(());
         }
         in_runtime().inspect_err(|_| self.guard_dropped(hold, share_id))?;
-        let began = self.clock.now();
+        let began = self.now();
         // Declared before `goes_on`, so it is dropped after `goes_on`. So the operation counts as in progress until the
         // background has the release.
         let _unsettled = self.releases.begin_unsettled();
@@ -87,7 +87,7 @@ impl Engine {
             // grant, and the hold was lost.
             ReleaseReply::Queued => Err(lost(self.found_lost(hold, share_id, LossReason::Gone))),
             ReleaseReply::None(absence) => {
-                let in_time = self.clock.now() < hold.deadline();
+                let in_time = self.now() < hold.deadline();
                 if let Some(conversion) = goes_on.conversion.clone() {
                     let new = Box::pin(self.told(hold, &conversion, &mut tries)).await?.answer;
                     if conversion.arrives_after(new.sent).is_none() {
@@ -106,7 +106,7 @@ impl Engine {
 
     /// Counts and logs a loss that was noticed only at the release.
     fn found_lost(&self, hold: &Hold, share_id: ShareId, reason: LossReason) -> LossReason {
-        let held = self.clock.now().since(hold.began());
+        let held = self.now().since(hold.began());
         self.table.metrics().count_loss(hold.mode(), reason);
         events::log_loss(hold.key().name(), &Loss { mode: hold.mode(), token: share_id.token, reason, held });
         reason
@@ -132,7 +132,7 @@ impl Engine {
     pub(crate) fn release_in_background(&self, hold: &Arc<Hold>) {
         self.table.deadlines.forget(hold);
         self.keep_running();
-        self.releases.give_back(hold, Some(Arc::clone(hold)), self.clock.now());
+        self.releases.give_back(hold, Some(Arc::clone(hold)), self.now());
     }
 
     /// Sends the release of a dropped guard. If the current runtime has a connection that can send at once, it sends
@@ -140,7 +140,7 @@ impl Engine {
     pub(super) fn release_from_here(&self, hold: &Arc<Hold>) {
         self.table.deadlines.forget(hold);
         self.keep_running();
-        self.releases.give_back_from_here(hold, self.clock.now());
+        self.releases.give_back_from_here(hold, self.now());
     }
 }
 

@@ -184,7 +184,7 @@ impl Engine {
     ///
     /// A waiter calls this because its share has too little time. To wake the background first takes longer than the request.
     pub(super) async fn renew_from_here(&self, hold: &Arc<Hold>) -> bool {
-        let now = self.clock.now();
+        let now = self.now();
         if !self.scheme.can_renew_inline(hold.key()) {
             return false;
         }
@@ -193,12 +193,12 @@ impl Engine {
         let route = self.scheme.route(hold.key());
         match self.scheme.renew(&route, &[due.renewal()]).await.pop() {
             Some(answer @ Ok(_)) => {
-                self.renewals.on_answer(due, answer, self.clock.now());
+                self.renewals.on_answer(due, answer, self.now());
                 true
             }
             // The background repeats the request, and learns the reason.
             Some(Err(Failure::NotDone { .. })) => {
-                hold.on_own_renewal_not_done(now, self.clock.now());
+                hold.on_own_renewal_not_done(now, self.now());
                 false
             }
             Some(Err(_)) | None => false,

@@ -27,6 +27,7 @@ use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::base::ticket::Ticket;
+use crate::engine::acquire::hand_out;
 use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error, new_hold, resolve};
 use crate::engine::releases::Unsettled;
 use crate::engine::{Engine, Held, in_runtime, random_id};
@@ -67,7 +68,7 @@ pub(crate) async fn detach(held: Held, valid_for: Duration) -> Result<Ticket, No
         }
         ConversionOutcome::Stays(error) => {
             detaching.end_well();
-            held.hold().refuse_conversion(held.engine().clock.now());
+            held.hold().refuse_conversion(held.engine().now());
             error
         }
         // It is unknown which of the two holds the server has. The drop of `detaching` ends the hold as lost, and
@@ -117,7 +118,7 @@ fn close(held: &Held, valid_for: Duration) -> Result<ClosedHold> {
             "the server has not answered an upgrade of this guard: wait until its state is `Held`, or release it";
         return Err(refused(reason));
     }
-    if !hold.begin_conversion(engine.clock.now()) {
+    if !hold.begin_conversion(engine.now()) {
         let shared = refused("other guards share the hold, for example nested ones: detach the last one");
         return Err(loss_error(held).unwrap_or(shared));
     }
@@ -223,20 +224,14 @@ impl Adopting {
 
     /// Puts the new hold into its cell.
     fn begin(&mut self, answer: &Answered<Converted>, granted: Granted, wants: ShareRequest) -> Result<Held> {
-        let (engine, now) = (&self.engine, self.engine.clock.now());
+        let (engine, now) = (&self.engine, self.engine.now());
         let granted = new_hold(engine, &self.request, answer, granted, wants.from(answer.sent), self.copies);
         let Some((hold, share_id)) = engine.table.adopt(&self.key, granted, now) else {
             return Err(self.key.loss(LossReason::Expired));
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
-        // If `close` listed the holds before this one was in its cell, this check finds the engine closed.
-        if let Err(closed) = engine.check_open(&self.key) {
-            if held.hold().lose(LossReason::Closed) {
-                engine.release_in_background(held.hold());
-            }
-            return Err(closed);
-        }
+        hand_out(engine, &self.key, Some(&held))?;
         let hold = held.hold();
         // The server may have a note of an earlier guard.
         hold.set_noted(engine.scheme.notes().is_some());
@@ -252,7 +247,7 @@ impl Drop for Adopting {
         if self.is_settled || self.engine.is_copied() {
             return;
         }
-        let (engine, now) = (&self.engine, self.engine.clock.now());
+        let (engine, now) = (&self.engine, self.engine.now());
         self.copies.abandon_all(now.after(engine.max_delay()));
         let arrives_until = self.copies.arrives_until();
         let release = |id: &AcquisitionId, span: Duration, from: Moment| Release {

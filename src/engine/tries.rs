@@ -32,7 +32,7 @@ impl Tries {
 
     /// Returns the time without an answer, up to this failed try.
     fn time_unanswered(&self, engine: &Engine, key: &Key, failure: &Failure) -> Duration {
-        engine.clock.now().since(engine.unheard_since(key, failure, self.since))
+        engine.now().since(engine.unheard_since(key, failure, self.since))
     }
 
     /// Returns the error that ends the tries after this failure, or `None` if another try follows.

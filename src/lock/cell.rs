@@ -20,7 +20,7 @@ use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recalls, Reception};
 use crate::base::sync::Mutex;
-use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
+use crate::lock::effects::{CellEvent, InRenewalQueue, Rules};
 use crate::lock::side::WaiterId;
 use crate::lock::state::State;
 
@@ -66,7 +66,7 @@ impl<H: InRenewalQueue> Contents<H> {
 
     /// Applies an event that depends on the recalls.
     #[inline]
-    fn apply<T>(&mut self, event: impl FnOnce(&mut State<H>, &Reception, &mut Option<Box<Beside>>) -> T) -> T {
+    fn apply<T>(&mut self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> T {
         let reception;
         let heard = if self.beside.is_none() {
             &Reception::NONE
@@ -74,16 +74,16 @@ impl<H: InRenewalQueue> Contents<H> {
             reception = self.reception();
             &reception
         };
-        event(&mut self.state, heard, &mut self.beside)
+        event(&mut self.state, heard)
     }
 
     /// Takes the tasks that the event wakes, and the subscriptions that no request needs any more.
     #[inline]
-    fn take_woken(&mut self, effects: &Effects<H>) -> Woken {
+    fn take_woken(&mut self, event: &CellEvent<'_, H>) -> Woken {
         let Some(beside) = &mut self.beside else {
             return Woken::default();
         };
-        let woken = beside.take_woken(effects.wakes(), |mode| self.state.has_request(mode));
+        let woken = beside.take_woken(event.wakes(), |mode| self.state.has_request(mode));
         if beside.is_empty() {
             self.beside = None;
         }
@@ -109,32 +109,42 @@ impl<H: InRenewalQueue> Cell<H> {
     pub(super) fn event<T>(
         self: &Arc<Self>,
         now: Moment,
-        event: impl FnOnce(&mut State<H>, &Inputs<'_>, &mut Effects<H>) -> T,
+        change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>) -> T,
     ) -> T {
-        self.event_beside(now, |state, inputs, effects, _| event(state, inputs, effects))
+        self.event_beside(now, |state, event, _| change(state, event))
     }
 
     /// Applies an event that also concerns what is kept beside the state.
     pub(super) fn event_beside<T>(
         self: &Arc<Self>,
         now: Moment,
-        event: impl FnOnce(&mut State<H>, &Inputs<'_>, &mut Effects<H>, &mut Option<Box<Beside>>) -> T,
+        change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>, &mut Option<Box<Beside>>) -> T,
     ) -> T {
-        let mut effects = Effects::default();
-        let mut guard = self.contents.lock();
-        let contents = &mut *guard;
-        let outcome = contents
-            .apply(|state, heard, beside| event(state, &Inputs { rules: &self.rules, heard }, &mut effects, beside));
-        // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
-        contents.state.advance(now, &self.rules, &mut effects);
-        let looks_at = contents.state.next_look();
-        let is_idle = contents.state.is_idle();
-        let woken = contents.take_woken(&effects);
-        drop(guard);
-        self.carry_out(effects, woken);
+        let (mut looks_at, mut is_idle) = (None, false);
+        let outcome = self.change(now, |contents, event| {
+            let outcome = change(&mut contents.state, event, &mut contents.beside);
+            // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
+            contents.state.advance(event);
+            (looks_at, is_idle) = (contents.state.next_look(), contents.state.is_idle());
+            outcome
+        });
         if is_idle || looks_at.is_some() {
             self.tell_around(is_idle, looks_at);
         }
+        outcome
+    }
+
+    /// Changes the contents under the mutex, and carries out the effects after it has released the mutex.
+    #[inline]
+    fn change<T>(&self, now: Moment, change: impl FnOnce(&mut Contents<H>, &mut CellEvent<'_, H>) -> T) -> T {
+        let mut guard = self.contents.lock();
+        let contents = &mut *guard;
+        let heard = contents.beside.is_some().then(|| contents.reception());
+        let mut event = CellEvent::new(now, &self.rules, heard.as_ref().unwrap_or(&Reception::NONE));
+        let outcome = change(contents, &mut event);
+        let woken = contents.take_woken(&event);
+        drop(guard);
+        self.carry_out(event, woken);
         outcome
     }
 
@@ -158,13 +168,13 @@ impl<H: InRenewalQueue> Cell<H> {
     /// Applies an event without effects that depends on the recalls.
     #[inline]
     pub(super) fn ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> T {
-        self.contents.lock().apply(|state, heard, _| event(state, heard))
+        self.contents.lock().apply(event)
     }
 
     /// Applies an event as [`ask_heard`](Self::ask_heard) does, or returns `None` if another task has the mutex.
     #[inline]
     pub(super) fn try_ask_heard<T>(&self, event: impl FnOnce(&mut State<H>, &Reception) -> T) -> Option<T> {
-        Some(self.contents.try_lock()?.apply(|state, heard, _| event(state, heard)))
+        Some(self.contents.try_lock()?.apply(event))
     }
 
     /// Returns the receiver of recalls, if there is one. `new` becomes the receiver if there is none.
@@ -222,16 +232,17 @@ impl<H: InRenewalQueue> Cell<H> {
 
     /// Applies an event that leaves the leaders as they are and removes no hold. Carries out its effects after it has
     /// released the mutex.
-    pub(super) fn quietly<T>(&self, event: impl FnOnce(&mut State<H>, &Inputs<'_>, &mut Effects<H>) -> T) -> T {
-        let mut effects = Effects::default();
-        let mut guard = self.contents.lock();
-        let contents = &mut *guard;
-        let outcome =
-            contents.apply(|state, heard, _| event(state, &Inputs { rules: &self.rules, heard }, &mut effects));
-        let woken = contents.take_woken(&effects);
-        drop(guard);
-        self.carry_out(effects, woken);
-        outcome
+    pub(super) fn quietly<T>(&self, change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>) -> T) -> T {
+        self.quietly_at(self.rules.clock.now(), change)
+    }
+
+    /// Applies an event at `now`, otherwise as [`quietly`](Self::quietly) does.
+    pub(super) fn quietly_at<T>(
+        &self,
+        now: Moment,
+        change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>) -> T,
+    ) -> T {
+        self.change(now, |contents, event| change(&mut contents.state, event))
     }
 
     /// Removes a guard, if the only effect may be that its hold has to be scheduled earlier. Otherwise `event` returns
@@ -248,8 +259,8 @@ impl<H: InRenewalQueue> Cell<H> {
     }
 
     #[inline]
-    fn carry_out(&self, effects: Effects<H>, woken: Woken) {
-        effects.carry_out(&self.key, &self.rules, woken, |due| {
+    fn carry_out(&self, event: CellEvent<'_, H>, woken: Woken) {
+        event.carry_out(&self.key, woken, |due| {
             if let Some(around) = self.around.upgrade() {
                 due.iter().for_each(|hold| around.schedule(hold));
             }
@@ -258,7 +269,7 @@ impl<H: InRenewalQueue> Cell<H> {
 
     /// Replaces the leaders that are not polled any more.
     pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) {
-        self.event(now, |state, rules, _| state.on_stalled_leader(now, rules));
+        self.event(now, |state, event| state.on_stalled_leader(event));
     }
 
     /// Removes a hold whose last handle was dropped.

@@ -1,6 +1,6 @@
-//! Work that an event of a cell postpones until the cell's mutex is free.
+//! Events of a cell, and the work that an event postpones until the cell's mutex is free.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,24 +40,23 @@ pub(crate) struct Rules {
     pub(crate) cached: Arc<CachedCount>,
 }
 
-/// Inputs of an event that its cell knows.
+/// Event of a hold or of its cell: the inputs that the cell knows, and the signals of the event, which are tasks to wake
+/// and lost holds to report.
 #[derive(Debug)]
-pub(super) struct Inputs<'a> {
+pub(super) struct Event<'a> {
+    pub(super) now: Moment,
     pub(super) rules: &'a Rules,
     pub(super) heard: &'a Reception,
+    signals: Few<Signal>,
 }
 
-impl Deref for Inputs<'_> {
+impl Deref for Event<'_> {
     type Target = Rules;
 
     fn deref(&self) -> &Rules {
         self.rules
     }
 }
-
-/// Signals of an event: tasks to wake, and lost holds to report.
-#[derive(Debug, Default)]
-pub(super) struct Signals(Few<Signal>);
 
 /// Most events have at most one effect of a kind.
 type Few<T> = SmallVec<[T; 1]>;
@@ -75,41 +74,45 @@ enum Signal {
     IdleLost(Box<Loss>),
 }
 
-impl Signals {
+impl<'a> Event<'a> {
+    pub(super) fn new(now: Moment, rules: &'a Rules, heard: &'a Reception) -> Self {
+        Self { now, rules, heard, signals: Few::new() }
+    }
+
     /// Wakes one waiter.
     pub(super) fn wake(&mut self, waiter_id: WaiterId) {
-        self.0.push(Signal::Wake(waiter_id));
+        self.signals.push(Signal::Wake(waiter_id));
     }
 
     /// Wakes all waiters of a side that wait until the server answers a request of their leader.
     pub(super) fn first_answer(&mut self, mode: Mode) {
-        self.0.push(Signal::FirstAnswer(mode));
+        self.signals.push(Signal::FirstAnswer(mode));
     }
 
     /// Wakes all waiters of the lock, because the server does not answer the leader of a side any more, or because the manager
     /// is closed. Waiters without a reason to end wait on.
     pub(super) fn wake_all(&mut self) {
-        self.0.push(Signal::WakeAll);
+        self.signals.push(Signal::WakeAll);
     }
 
     /// Reports a lost hold. Each loss gets a line in the log, whatever the cause.
     pub(super) fn add_loss(&mut self, loss: Loss) {
-        self.0.push(Signal::Lost(Box::new(loss)));
+        self.signals.push(Signal::Lost(Box::new(loss)));
     }
 
     /// Reports the loss of a cached hold, which no guard used.
     pub(super) fn cached_lost(&mut self, loss: Loss) {
-        self.0.push(Signal::IdleLost(Box::new(loss)));
+        self.signals.push(Signal::IdleLost(Box::new(loss)));
     }
 
     /// Records the end of a share and wakes its watchers.
     pub(super) fn add_end(&mut self, end: Arc<End>, ended: Ended) {
-        self.0.push(Signal::End(end, Some(ended)));
+        self.signals.push(Signal::End(end, Some(ended)));
     }
 
     /// Wakes the watchers of a share, which then read its state again.
     pub(super) fn add_change(&mut self, end: Arc<End>) {
-        self.0.push(Signal::End(end, None));
+        self.signals.push(Signal::End(end, None));
     }
 }
 
@@ -150,10 +153,11 @@ pub(super) trait InRenewalQueue {
     fn is_looked_at_by(&self, at: Moment) -> bool;
 }
 
-/// Work that an event postpones. `H` is the type of the handle through which other code uses a hold.
+/// Event of a cell, with its effects on the holds of the cell. `H` is the type of the handle through which other code
+/// uses a hold.
 #[derive(Debug)]
-pub(super) struct Effects<H> {
-    pub(super) signals: Signals,
+pub(super) struct CellEvent<'a, H> {
+    event: Event<'a>,
     /// Holds whose places in the deadline queue are too late.
     due: Few<Arc<H>>,
     /// Handles that the cell does not need any more. They are dropped after the mutex is released, because the drop of
@@ -161,13 +165,25 @@ pub(super) struct Effects<H> {
     dropped: Few<Arc<H>>,
 }
 
-impl<H> Default for Effects<H> {
-    fn default() -> Self {
-        Self { signals: Signals::default(), due: Few::new(), dropped: Few::new() }
+impl<'a, H> Deref for CellEvent<'a, H> {
+    type Target = Event<'a>;
+
+    fn deref(&self) -> &Event<'a> {
+        &self.event
     }
 }
 
-impl<H> Effects<H> {
+impl<H> DerefMut for CellEvent<'_, H> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.event
+    }
+}
+
+impl<'a, H> CellEvent<'a, H> {
+    pub(super) fn new(now: Moment, rules: &'a Rules, heard: &'a Reception) -> Self {
+        Self { event: Event::new(now, rules, heard), due: Few::new(), dropped: Few::new() }
+    }
+
     pub(super) fn due(&mut self, hold: &Arc<H>) {
         self.due.push(Arc::clone(hold));
     }
@@ -180,7 +196,7 @@ impl<H> Effects<H> {
 
     /// Returns the waiters to wake, or all of them, and the sides whose first answer has come.
     pub(super) fn wakes(&self) -> impl Iterator<Item = Wakes> {
-        self.signals.0.iter().filter_map(|signal| match signal {
+        self.signals.iter().filter_map(|signal| match signal {
             Signal::Wake(waiter_id) => Some(Wakes::Waiter(*waiter_id)),
             Signal::FirstAnswer(mode) => Some(Wakes::Listeners(*mode)),
             Signal::WakeAll => Some(Wakes::All),
@@ -196,8 +212,8 @@ impl<H> Effects<H> {
     /// Carries the effects out for the lock with this key. `woken` has the tasks to wake, and `schedule` puts a hold
     /// into the deadline queue again. The caller must hold no mutex, since a waker may run any code.
     #[inline]
-    pub(super) fn carry_out(self, key: &Key, rules: &Rules, woken: Woken, schedule: impl FnOnce(Few<Arc<H>>)) {
-        let Self { signals: Signals(signals), due, dropped } = self;
+    pub(super) fn carry_out(self, key: &Key, woken: Woken, schedule: impl FnOnce(Few<Arc<H>>)) {
+        let Self { event: Event { rules, signals, .. }, due, dropped } = self;
         if signals.is_empty() && due.is_empty() && dropped.is_empty() && woken.is_empty() {
             // Most events have no effects. An empty list owns nothing, and its drop would take time.
             std::mem::forget((signals, due, dropped, woken));

@@ -20,7 +20,7 @@ use crate::base::recalls::{Recalls, SubscriptionId};
 use crate::base::reentry::OwnerId;
 use crate::base::sync::{AtomicBool, AtomicU64};
 use crate::lock::cell::Cell;
-use crate::lock::effects::{InRenewalQueue, Inputs, Rules, Signals};
+use crate::lock::effects::{Event, InRenewalQueue, Rules};
 use crate::lock::end::End;
 use crate::lock::record::HoldRecord;
 use crate::lock::side::WaiterId;
@@ -118,16 +118,19 @@ impl Hold {
     }
 
     /// Applies an event. If the background has to look at the hold earlier than planned, it is scheduled again.
-    fn event<T>(&self, event: impl FnOnce(&mut HoldRecord, &Inputs<'_>, &mut Signals) -> T) -> T {
-        self.cell.quietly(|state, inputs, effects| {
-            state.change(self.number, effects, |record, effects| event(record, inputs, &mut effects.signals))
-        })
+    fn event<T>(&self, now: Moment, event: impl FnOnce(&mut HoldRecord, &mut Event<'_>) -> T) -> T {
+        self.cell.quietly_at(now, |state, cell_event| state.change(self.number, cell_event, event))
+    }
+
+    /// Applies an event that needs the record alone. Schedules the hold as [`event`](Self::event) does.
+    fn change<T>(&self, change: impl FnOnce(&mut HoldRecord) -> T) -> T {
+        self.event(self.clock().now(), |record, _| change(record))
     }
 
     /// Applies an event that does not schedule the hold. Either the clock has ended the hold, and the background looks
     /// at it at the same moment, or the caller gives the hold back.
-    fn quietly<T>(&self, event: impl FnOnce(&mut HoldRecord, &mut Signals) -> T) -> T {
-        self.cell.quietly(|state, _, effects| event(state.record(self.number), &mut effects.signals))
+    fn quietly<T>(&self, now: Moment, event: impl FnOnce(&mut HoldRecord, &mut Event<'_>) -> T) -> T {
+        self.cell.quietly_at(now, |state, cell_event| event(state.record(self.number), cell_event))
     }
 
     // Questions and steps of guards.
@@ -147,10 +150,9 @@ impl Hold {
         if self.is_copied() {
             return in_copy;
         }
-        let now = self.clock().now();
-        self.quietly(|record, signals| {
-            record.look(now, signals);
-            question(record, now)
+        self.quietly(self.clock().now(), |record, event| {
+            record.look(event);
+            question(record, event.now)
         })
     }
 
@@ -171,7 +173,7 @@ impl Hold {
             let nobodys = Share { owner: OwnerId::NOBODY, lease: Duration::ZERO, ends: Moment::START };
             return (nobodys, Arc::default());
         }
-        self.event(|record, _, _| record.watch(share_id))
+        self.change(|record| record.watch(share_id))
     }
 
     /// Returns a number for a task that waits for renewals of this hold and has no place in the queue.
@@ -208,18 +210,17 @@ impl Hold {
 
     /// Removes the share of a guard. After the last guard, the next writer of this process takes the hold, if it may.
     pub(crate) fn remove_share(&self, share_id: ShareId, now: Moment) -> ShareRemoved {
-        self.cell.event(now, |state, inputs, effects| state.remove_share(self.number, share_id, now, inputs, effects))
+        self.cell.event(now, |state, event| state.remove_share(self.number, share_id, event))
     }
 
     /// Makes a renewal due now if a notification granted the hold, because a guard waits for the answer of the server.
     pub(super) fn claim_now(&self, now: Moment) {
-        self.event(|record, _, _| record.claim_now(now));
+        self.change(|record| record.claim_now(now));
     }
 
     /// Ends the hold as lost. Returns false if it ended before.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
-        let now = self.clock().now();
-        self.quietly(|record, signals| record.lose(reason, now, signals))
+        self.quietly(self.clock().now(), |record, event| record.lose(reason, event))
     }
 
     /// Returns true if the hold may have a note on the server.
@@ -258,7 +259,7 @@ impl Hold {
     /// of the conversion too. A later call finds no conversion.
     pub(super) fn gives_back(&self, now: Moment) -> (ServerEnd, Option<OpenConversion>) {
         let rules = self.rules();
-        self.quietly(|record, _| (ServerEnd::of(record, now, rules), record.take_open_conversion()))
+        self.quietly(now, |record, _| (ServerEnd::of(record, now, rules), record.take_open_conversion()))
     }
 }
 
@@ -302,7 +303,7 @@ impl Hold {
     /// Ends the hold, or its shares, if they are over by the clock. Returns the next event of the hold, for example a
     /// renewal or the local deadline.
     pub(crate) fn next(&self, now: Moment) -> Next {
-        self.quietly(|record, signals| record.next(now, signals))
+        self.quietly(now, |record, event| record.next(event))
     }
 
     /// Retires the hold: nothing is due for it from now on. Ends its tracing span and its count in the metrics.
@@ -361,8 +362,8 @@ impl Hold {
 
     /// Applies an answer about the hold to its cache state, and adds the tokens that the answer brought.
     pub(crate) fn on_cache_answer(&self, word: CacheAnswer, tokens: Option<(FencingToken, u64)>, now: Moment) {
-        self.event(|record, inputs, _| {
-            record.on_cache_answer(word, inputs.heard, now);
+        self.event(now, |record, event| {
+            record.on_cache_answer(word, event);
             tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
         });
     }
@@ -371,8 +372,7 @@ impl Hold {
     /// it may have replaced the hold, and the answer to the conversion decides. A force has ended both the old hold and
     /// the new one.
     pub(crate) fn on_unknown(&self, reason: LossReason) {
-        let now = self.clock().now();
-        self.event(|record, _, signals| record.on_unknown(reason, now, signals));
+        self.event(self.clock().now(), |record, event| record.on_unknown(reason, event));
     }
 }
 
@@ -380,17 +380,23 @@ impl Hold {
 impl Hold {
     /// Notes the outcome of the repeated request.
     pub(crate) fn end_recheck<T>(&self, attempt: &Attempt<T>) {
-        self.event(|record, _, _| record.copies_mut().resolve(attempt));
+        self.change(|record| record.copies_mut().resolve(attempt));
     }
 
     /// Notes that no task waits for the answer to the repeated request any more.
     pub(crate) fn abandon_recheck(&self, now: Moment) {
-        self.event(|record, rules, _| record.copies_mut().abandon(now.after(rules.max_delay)));
+        self.event(now, |record, event| record.copies_mut().abandon(now.after(event.max_delay)));
     }
 }
 
 /// Steps of a conversion.
 impl Hold {
+    /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
+    /// converted the hold before `sent`.
+    pub(crate) fn stood_at(&self, sent: Moment) {
+        self.change(|record| record.stood_at(sent, self.rules()));
+    }
+
     /// Opens the hold again to other guards, because no conversion was sent.
     pub(crate) fn reopen(&self) {
         if !self.is_copied() {
@@ -409,12 +415,12 @@ impl Hold {
             new.set_noted(self.is_noted());
             Arc::new(new)
         };
-        cell.event(now, |state, inputs, effects| state.on_converted(make, self.number, granted, now, inputs, effects))
+        cell.event(now, |state, event| state.on_converted(make, self.number, granted, event))
     }
 
     /// Removes the share of the guard, because the server has converted the hold. The old hold needs no release.
     pub(crate) fn note_share_converted(&self, share_id: ShareId) {
-        self.cell.quietly(|state, _, effects| state.note_share_converted(self.number, share_id, effects));
+        self.cell.quietly(|state, event| state.note_share_converted(self.number, share_id, event));
     }
 }
 
@@ -430,16 +436,26 @@ macro_rules! record_questions {
     };
 }
 
-/// Writes events that the record of a hold handles under the same names. Behind the arguments of an event stands what it
-/// needs besides them: the rules, or the signals.
+/// Writes events that the record of a hold handles under the same names. The caller passes their moment as the last
+/// argument.
 macro_rules! record_events {
-    (|$record:ident, $rules:ident, $signals:ident|
-     $($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? [$($needs:ident),*];)*) => {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
         impl Hold {$(
             $(#[$doc])*
-            #[allow(unused_variables)] // not every event needs both
+            pub(crate) fn $name(&self, $($argument: $type,)* now: Moment) $(-> $result)? {
+                self.event(now, |record, event| record.$name($($argument,)* event))
+            }
+        )*}
+    };
+}
+
+/// Writes events that the record of a hold handles under the same names and without the inputs of its cell.
+macro_rules! record_changes {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
+        impl Hold {$(
+            $(#[$doc])*
             pub(crate) fn $name(&self, $($argument: $type),*) $(-> $result)? {
-                self.event(|$record, $rules, $signals| $record.$name($($argument,)* $($needs),*))
+                self.change(|record| record.$name($($argument),*))
             }
         )*}
     };
@@ -478,107 +494,112 @@ record_questions! {
     fn has_open_conversion() -> bool;
 }
 
-record_events! { |record, rules, signals|
+record_events! {
     // Steps of guards.
 
     /// Adds a guard for an owner that has a guard of this hold already. The new guard has a lease and an end of its
     /// own.
-    fn join_own(share: Share, now: Moment) -> Option<ShareId> [signals];
+    fn join_own(share: Share) -> Option<ShareId>;
 
     /// Lets a waiter take its share. If the hold has too little time left, the waiter waits for the answer to a renewal
     /// that is sent at `since` or later. `since` is the time of the waiter's first attempt.
-    fn accept(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment) -> Accepted [rules, signals];
+    fn accept(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment) -> Accepted;
 
     /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.
-    fn accept_renewed(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment, now: Moment)
-        -> Accepted [rules, signals];
+    fn accept_renewed(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment) -> Accepted;
 
     // Steps of a hold that is to rest after its use.
 
     /// Arms the hold for an acquisition, which waits and tries again until the server has answered.
-    fn arm(waiter_id: WaiterId, armed: (ShareId, AtLeast), since: Moment, now: Moment) -> Accepted [signals];
+    fn arm(waiter_id: WaiterId, armed: (ShareId, AtLeast), since: Moment) -> Accepted;
 
     /// Notes that the guard is handed out now. Returns false if the hold is over.
-    fn hand_out(now: Moment) -> bool [signals];
-
-    /// Lets the release of the hold leave no rest.
-    fn forgo_rest() [];
-
-    /// Notes that the server has answered a renewal with the time until which the hold lasts at least.
-    fn note_armed() [];
+    fn hand_out() -> bool;
 
     // Steps of the renewals, and of caching.
 
-    /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
-    /// is due by then.
-    fn join_batch(by: Moment) -> bool [];
-
-    /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
-    /// queue of the former route, or was under way there.
-    fn leave_batch(then: Moment) [];
-
     /// Begins a renewal that is due at `by` or that waits in a queue, and returns the lease to request. No other
     /// renewal becomes due before the answer. If no share has time left, the hold ends instead.
-    fn begin_renewal(now: Moment, by: Moment) -> Option<Duration> [rules, signals];
+    fn begin_renewal(by: Moment) -> Option<Duration>;
 
     /// Begins the renewal of a write hold that is due, for a waiter that sends it. Returns the lease to request. The
     /// background sends the renewal, too, if no answer comes soon.
-    fn begin_own_renewal(now: Moment) -> Option<Duration> [rules, signals];
+    fn begin_own_renewal() -> Option<Duration>;
 
     /// Notes that no server has carried out the renewal that a waiter sent at `sent`. The next try is due after a pause.
-    fn on_own_renewal_not_done(sent: Moment, now: Moment) [signals];
+    fn on_own_renewal_not_done(sent: Moment);
 
     /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
-    fn on_renewed(grant: Grant, now: Moment) -> RenewalConfirmed [rules, signals];
-
-    /// Notes that the hold is not to be cached any longer. If it is cached, the background releases it. If a guard uses
-    /// it, the release comes after the last guard.
-    fn note_wanted(now: Moment) [];
+    fn on_renewed(grant: Grant) -> RenewalConfirmed;
 
     /// Notes that a renewal was not answered. The next try is due after a pause.
-    fn on_no_answer(now: Moment) [signals];
+    fn on_no_answer();
 
     // Steps of a recheck: a reader asks the server whether it may join, by a repeat of the acquisition of the hold.
 
     /// Adds the share of a reader that asks the server whether it may join. Returns the share and the lease to request.
     /// From now on, the repeated request counts as in flight.
-    fn begin_recheck(share: Share, now: Moment) -> Option<(ShareId, Duration)> [rules, signals];
+    fn begin_recheck(share: Share) -> Option<(ShareId, Duration)>;
 
     /// Applies the answer of a server that has extended the hold. Returns whether the reader may join, and whether this
     /// was the first answer for a hold that a notification granted.
-    fn on_rechecked(grant: Grant, share_until: Option<Moment>, now: Moment) -> (bool, bool) [rules, signals];
-
-    /// Makes a renewal due now, and closes the join window. The answer shows whether the server still has the hold.
-    fn renew_now(now: Moment) [];
+    fn on_rechecked(grant: Grant, share_until: Option<Moment>) -> (bool, bool);
 
     // Steps of a conversion.
 
     /// Begins a conversion, during which no further guard may share the hold. Returns false if the hold has several
     /// guards, is over, or is being converted already.
-    fn begin_conversion(now: Moment) -> bool [signals];
+    fn begin_conversion() -> bool;
 
     /// Notes that a request to convert the hold is sent now. Once the server has executed it, the server has only the
     /// new hold, for `lease`.
-    fn send_conversion(now: Moment, lease: Duration) [rules, signals];
-
-    /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
-    /// converted the hold before `sent`.
-    fn stood_at(sent: Moment) [rules];
-
-    /// Notes that the server has executed no request to convert the hold, and cannot execute one any more.
-    fn cancel_conversion() [];
-
-    /// Takes the conversion that an earlier task left open. The caller continues it, or releases its new hold.
-    fn take_open_conversion() -> Option<OpenConversion> [];
+    fn send_conversion(lease: Duration);
 
     /// Ends the hold now, because the server has converted it into a hold that was over when the answer came.
-    fn end_with_conversion(now: Moment) [signals];
+    fn end_with_conversion();
 
     /// Leaves a conversion open that the server did not answer and that no task repeats any more.
-    fn leave_conversion_open(open: OpenConversion, now: Moment) -> LeftOpen [signals];
+    fn leave_conversion_open(open: OpenConversion) -> LeftOpen;
+}
+
+record_changes! {
+    // Steps of a hold that is to rest after its use.
+
+    /// Lets the release of the hold leave no rest.
+    fn forgo_rest();
+
+    /// Notes that the server has answered a renewal with the time until which the hold lasts at least.
+    fn note_armed();
+
+    // Steps of the renewals, and of caching.
+
+    /// Marks a renewal that is due at `by` or earlier as waiting in the queue of its route. Returns false if no renewal
+    /// is due by then.
+    fn join_batch(by: Moment) -> bool;
+
+    /// Plans the renewal anew at `then`, because another route serves the lock now. The renewal was waiting in the
+    /// queue of the former route, or was under way there.
+    fn leave_batch(then: Moment);
+
+    /// Notes that the hold is not to be cached any longer. If it is cached, the background releases it. If a guard uses
+    /// it, the release comes after the last guard.
+    fn note_wanted(now: Moment);
+
+    // Steps of a recheck: a reader asks the server whether it may join, by a repeat of the acquisition of the hold.
+
+    /// Makes a renewal due now, and closes the join window. The answer shows whether the server still has the hold.
+    fn renew_now(now: Moment);
+
+    // Steps of a conversion.
+
+    /// Notes that the server has executed no request to convert the hold, and cannot execute one any more.
+    fn cancel_conversion();
+
+    /// Takes the conversion that an earlier task left open. The caller continues it, or releases its new hold.
+    fn take_open_conversion() -> Option<OpenConversion>;
 
     /// Applies a refusal of the conversion. The hold is as it was before the conversion, confirmed or not.
-    fn refuse_conversion(now: Moment) [];
+    fn refuse_conversion(now: Moment);
 }
 
 impl InRenewalQueue for Hold {

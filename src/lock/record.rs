@@ -30,7 +30,7 @@ use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::mode::Mode;
 use crate::base::recalls::Reception;
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::{Rules, Signals};
+use crate::lock::effects::{Event, Rules};
 use crate::lock::end::{End, Ended, HoldState};
 use crate::lock::shares::{Share, ShareId, ShareRequest, Shares};
 use crate::lock::side::{First, WaiterId};
@@ -247,7 +247,7 @@ impl Phase {
 
 impl HoldRecord {
     /// Creates a hold with its first guard.
-    pub(super) fn new(granted: NewHold, heard: &Reception, now: Moment, rules: &Rules) -> (Self, ShareId) {
+    pub(super) fn new(granted: NewHold, event: &Event<'_>) -> (Self, ShareId) {
         let NewHold { granting, grant, share, share_until, is_claim, jitter, .. } = granted;
         let (mut copies, cache) = (granted.in_doubt_requests, granted.cache);
         copies.ask_for(grant.asked);
@@ -274,7 +274,7 @@ impl HoldRecord {
             copies,
             shares,
             share_until: share_until.unwrap_or(CLOSED),
-            began: now,
+            began: event.now,
             handoffs: 0,
             is_claim,
             cache: None,
@@ -282,28 +282,28 @@ impl HoldRecord {
         };
         if let Some((cache, cache_answer)) = cache {
             record.cache = Some(cache);
-            cache_answer.into_iter().for_each(|cache_answer| record.on_cache_answer(cache_answer, heard, now));
+            cache_answer.into_iter().for_each(|cache_answer| record.on_cache_answer(cache_answer, event));
         }
-        record.apply(grant, now, rules);
+        record.apply(grant, event);
         (record, share_id)
     }
 
     /// Applies the grant in an answer of the server. The deadline moves back only if the answer shows that the server
     /// has lost an earlier grant.
-    fn apply(&mut self, grant: Grant, now: Moment, rules: &Rules) {
+    fn apply(&mut self, grant: Grant, event: &Event<'_>) {
         let Grant { sent, remaining, asked, .. } = grant;
-        let (promise, shows_loss) = (Promise::of(&grant), self.shows_loss(&grant, now));
+        let (promise, shows_loss) = (Promise::of(&grant), self.shows_loss(&grant, event.now));
         self.promise = if shows_loss { promise } else { self.promise.and(promise) };
         if shows_loss {
             self.granted_until = sent;
             self.asked_until = sent;
         }
         let trusted = self.trusted_time(&grant);
-        self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, rules.max_clock_skew));
+        self.granted_until = self.granted_until.max(lease::valid_until(sent, trusted, event.max_clock_skew));
         self.asked_until = self.asked_until.max(sent.after(asked));
         self.asked = asked;
         self.answered = self.answered.max(sent);
-        let covers = lease::surely_over(remaining, rules.max_clock_skew);
+        let covers = lease::surely_over(remaining, event.max_clock_skew);
         self.server_until = self.server_until.max(sent.after(covers));
         self.renewal = if self.needs_renewal() || self.is_cached() {
             RenewalState::Due(sent.after(self.renewal_interval(remaining.min(asked))))
@@ -434,35 +434,35 @@ impl HoldRecord {
     // Ends.
 
     /// Ends the hold as lost if its deadline has passed.
-    pub(super) fn look(&mut self, now: Moment, signals: &mut Signals) {
-        if self.phase.is_live() && now >= self.deadline() {
-            self.next_end(LossReason::Expired, now, signals);
+    pub(super) fn look(&mut self, event: &mut Event<'_>) {
+        if self.phase.is_live() && event.now >= self.deadline() {
+            self.next_end(LossReason::Expired, event);
         }
     }
 
-    fn next_end(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
+    fn next_end(&mut self, reason: LossReason, event: &mut Event<'_>) {
         self.phase = Phase::Lost(reason);
         // `end_cached` comes first, because a cached hold has a report of its own, and its share has no watcher.
         let was_idle = self.end_cached();
-        let (mode, token, held) = (self.mode, self.current_token(), now.since(self.began));
+        let (mode, token, held) = (self.mode, self.current_token(), event.now.since(self.began));
         if was_idle {
-            signals.cached_lost(Loss { mode, token, reason, held });
+            event.cached_lost(Loss { mode, token, reason, held });
         } else if let Next::Lost(reason) = self.due() {
-            signals.add_loss(Loss { mode, token, reason, held });
+            event.add_loss(Loss { mode, token, reason, held });
         }
-        self.tell_awaiting(signals);
+        self.tell_awaiting(event);
         for (share, end) in self.shares.watched_shares() {
-            if let HoldState::Lost(reason) = self.state_of(share, now) {
-                signals.add_end(Arc::clone(end), Ended::Lost(reason));
+            if let HoldState::Lost(reason) = self.state_of(share, event.now) {
+                event.add_end(Arc::clone(end), Ended::Lost(reason));
             }
         }
     }
 
     /// Ends the hold as lost. Returns false if it ended before.
-    pub(super) fn lose(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) -> bool {
+    pub(super) fn lose(&mut self, reason: LossReason, event: &mut Event<'_>) -> bool {
         let live = self.phase.is_live();
         if live {
-            self.next_end(reason, now, signals);
+            self.next_end(reason, event);
         }
         live
     }
@@ -521,27 +521,27 @@ impl HoldRecord {
 
     /// Lets a reader join that was waiting in this process when the hold was granted. The reader enters together with
     /// the leader.
-    pub(super) fn join_phase(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
-        self.look(now, signals);
-        let may = self.suits_next(&share, now);
-        may.then(|| self.admit(share.as_unclaimed(now)))
+    pub(super) fn join_phase(&mut self, share: Share, event: &mut Event<'_>) -> Option<ShareId> {
+        self.look(event);
+        let may = self.suits_next(&share, event.now);
+        may.then(|| self.admit(share.as_unclaimed(event.now)))
     }
 
     /// Adds a guard for an owner that has a guard of this hold already. The new guard has a lease and an end of its
     /// own.
-    pub(super) fn join_own(&mut self, share: Share, now: Moment, signals: &mut Signals) -> Option<ShareId> {
-        let own = self.is_held_by(share.owner, now, signals);
+    pub(super) fn join_own(&mut self, share: Share, event: &mut Event<'_>) -> Option<ShareId> {
+        let own = self.is_held_by(share.owner, event);
         own.then(|| {
             let share_id = self.admit(share);
-            self.renew_if_needed(now);
+            self.renew_if_needed(event.now);
             share_id
         })
     }
 
     /// Returns true if this owner has a guard of the hold.
-    pub(super) fn is_held_by(&mut self, owner: OwnerId, now: Moment, signals: &mut Signals) -> bool {
-        self.look(now, signals);
-        self.phase.is_live() && !self.is_converting && self.shares.has_owner(owner, now)
+    pub(super) fn is_held_by(&mut self, owner: OwnerId, event: &mut Event<'_>) -> bool {
+        self.look(event);
+        self.phase.is_live() && !self.is_converting && self.shares.has_owner(owner, event.now)
     }
 
     /// Removes a guard from a hold that has several guards. Returns false and changes nothing if the guard is the last
@@ -557,34 +557,26 @@ impl HoldRecord {
 
     /// Removes a guard. After the last guard the hold ends, unless the next waiting writer of this process takes the
     /// hold, or the hold stays cached.
-    pub(super) fn remove_share(
-        &mut self,
-        share_id: ShareId,
-        now: Moment,
-        next: First,
-        heard: &Reception,
-        rules: &Rules,
-        signals: &mut Signals,
-    ) -> ShareRemoved {
-        self.look(now, signals);
+    pub(super) fn remove_share(&mut self, share_id: ShareId, next: First, event: &mut Event<'_>) -> ShareRemoved {
+        self.look(event);
         let (share, end) = self.shares.remove(share_id.slot);
-        let lost = match self.state_of(&share, now) {
+        let lost = match self.state_of(&share, event.now) {
             HoldState::Lost(reason) => Some(reason),
             HoldState::Held | HoldState::Unconfirmed => None,
         };
         if let Some(end) = end {
-            signals.add_end(end, lost.map_or(Ended::Released, Ended::Lost));
+            event.add_end(end, lost.map_or(Ended::Released, Ended::Lost));
         }
         if !self.shares.is_empty() || !self.phase.is_live() {
             return lost.map_or(ShareRemoved::Shared, ShareRemoved::Lost);
         }
         match next {
             First::Waits(wants) if lost.is_none() => {
-                if let Some(share_id) = self.hand_off(wants.from(now), heard, now, rules) {
+                if let Some(share_id) = self.hand_off(wants.from(event.now), event) {
                     return ShareRemoved::HandedOver(share_id);
                 }
             }
-            First::Nobody if lost.is_none() && self.cache(share.lease, heard, now) => return ShareRemoved::Kept,
+            First::Nobody if lost.is_none() && self.cache(share.lease, event) => return ShareRemoved::Kept,
             // The hold ends. A waiting writer that cannot take the hold asks the server. If the leader of the writers
             // asks the server already, it came first, and no writer behind it may get the hold.
             _ => {}
@@ -594,9 +586,10 @@ impl HoldRecord {
     }
 
     /// Hands the hold off to the next writer of this process. Each writer has a token of its own.
-    fn hand_off(&mut self, next: Share, heard: &Reception, now: Moment, rules: &Rules) -> Option<ShareId> {
-        let is_within_budget = self.handoffs + 1 < rules.max_handoffs && now.since(self.began) < rules.handoff_span;
-        let may_go_on = is_within_budget || self.is_open_to_all(heard, now);
+    fn hand_off(&mut self, next: Share, event: &Event<'_>) -> Option<ShareId> {
+        let now = event.now;
+        let is_within_budget = self.handoffs + 1 < event.max_handoffs && now.since(self.began) < event.handoff_span;
+        let may_go_on = is_within_budget || self.is_open_to_all(event.heard, now);
         if self.mode != Mode::Write
             || self.is_to_rest()
             || !may_go_on
@@ -616,17 +609,16 @@ impl HoldRecord {
         waiter_id: WaiterId,
         (share_id, share): (ShareId, Share),
         since: Moment,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
+        event: &mut Event<'_>,
     ) -> Accepted {
-        self.look(now, signals);
+        let now = event.now;
+        self.look(event);
         if let HoldState::Lost(_) = self.state_of(&self.shares.get(share_id.slot), now) {
             return Accepted::Over;
         }
         let wants = share.lease_at(now);
         let was_renewed = self.answered >= since && self.asked >= wants;
-        if self.deadline().since(now) < lease::start(wants, rules.max_clock_skew) && !was_renewed {
+        if self.deadline().since(now) < lease::start(wants, event.max_clock_skew) && !was_renewed {
             return self.await_renewal(waiter_id, (share_id, share), since, now);
         }
         self.shares.replace(share_id.slot, share);
@@ -643,17 +635,15 @@ impl HoldRecord {
         waiter_id: WaiterId,
         (share_id, share): (ShareId, Share),
         since: Moment,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
+        event: &mut Event<'_>,
     ) -> Accepted {
-        self.look(now, signals);
-        let is_over = matches!(self.state_of(&self.shares.get(share_id.slot), now), HoldState::Lost(_));
-        let was_renewed = self.answered >= since && self.asked >= share.lease_at(now);
+        self.look(event);
+        let is_over = matches!(self.state_of(&self.shares.get(share_id.slot), event.now), HoldState::Lost(_));
+        let was_renewed = self.answered >= since && self.asked >= share.lease_at(event.now);
         if is_over || was_renewed {
-            return self.accept(waiter_id, (share_id, share), since, now, rules, signals);
+            return self.accept(waiter_id, (share_id, share), since, event);
         }
-        self.await_renewal(waiter_id, (share_id, share), since, now)
+        self.await_renewal(waiter_id, (share_id, share), since, event.now)
     }
 
     /// Plans a renewal at the usual time after the last answer, if none is planned.
@@ -664,8 +654,8 @@ impl HoldRecord {
     }
 
     /// Tells all watchers of the hold that its state or its end may have changed.
-    fn tell_watchers(&self, signals: &mut Signals) {
-        self.shares.watched_shares().for_each(|(_, end)| signals.add_change(Arc::clone(end)));
+    fn tell_watchers(&self, event: &mut Event<'_>) {
+        self.shares.watched_shares().for_each(|(_, end)| event.add_change(Arc::clone(end)));
     }
 
     /// Returns the time until the next renewal: a third of the lease, with a jitter of up to an eighth of that third.

@@ -16,7 +16,7 @@ use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::mode::Mode;
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::Signals;
+use crate::lock::effects::Event;
 use crate::lock::local_waits::LocalWait;
 use crate::lock::shares::ShareRequest;
 
@@ -273,8 +273,8 @@ impl Side {
     }
 
     /// Makes a waiter, or a new acquisition, the leader.
-    pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, WaitStart), poll_deadline: Moment) {
-        let pending = self.pending.take();
+    pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, WaitStart), event: &Event<'_>) {
+        let (pending, poll_deadline) = (self.pending.take(), event.now.after(event.poll_within));
         self.leader = Some(Leader { waiter_id, owner, since, poll_deadline, pending, newest: waiter_id });
         self.is_answered = false;
     }
@@ -298,7 +298,7 @@ impl Side {
     }
 
     /// Makes the first waiter the leader, if there is none.
-    pub(super) fn promote_next(&mut self, poll_deadline: Moment, signals: &mut Signals) -> Option<WaiterId> {
+    pub(super) fn promote_next(&mut self, event: &mut Event<'_>) -> Option<WaiterId> {
         if self.leader.is_some() {
             return None;
         }
@@ -307,8 +307,8 @@ impl Side {
             self.outage = None;
             return None;
         };
-        self.lead(first, (waiter.wants.owner, waiter.since), poll_deadline);
-        signals.wake(first);
+        self.lead(first, (waiter.wants.owner, waiter.since), event);
+        event.wake(first);
         Some(first)
     }
 
@@ -318,16 +318,16 @@ impl Side {
         mode: Mode,
         outage: Option<SideOutage>,
         is_of_leader: bool,
-        signals: &mut Signals,
+        event: &mut Event<'_>,
     ) {
         let earlier = self.outage.take();
         if earlier.is_none() && outage.is_some() && self.has_waiters() {
-            signals.wake_all();
+            event.wake_all();
         }
         self.outage = outage.map(|outage| outage.after(earlier));
         if is_of_leader {
             self.is_answered = true;
-            self.wake_at_first_answer(mode, signals);
+            self.wake_at_first_answer(mode, event);
         }
     }
 
@@ -344,9 +344,9 @@ impl Side {
         }
     }
 
-    pub(super) fn wake_at_first_answer(&mut self, mode: Mode, signals: &mut Signals) {
+    pub(super) fn wake_at_first_answer(&mut self, mode: Mode, event: &mut Event<'_>) {
         if std::mem::take(&mut self.is_first_answer_awaited) {
-            signals.first_answer(mode);
+            event.first_answer(mode);
         }
     }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use crate::base::attempt::Failure;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
-use crate::lock::effects::{Effects, InRenewalQueue, Rules};
+use crate::lock::effects::{CellEvent, Event, InRenewalQueue};
 use crate::lock::record::{HoldRecord, Next};
 use crate::lock::shares::ShareId;
 use crate::lock::side::{Pending, Side};
@@ -105,9 +105,9 @@ impl<H: InRenewalQueue> Entry<H> {
     }
 
     /// Schedules the hold in the deadline queue, if its entry there is too late.
-    fn due_if_sooner(&self, effects: &mut Effects<H>) {
+    fn due_if_sooner(&self, event: &mut CellEvent<'_, H>) {
         if let Some(hold) = self.due_sooner() {
-            effects.due(hold);
+            event.due(hold);
         }
     }
 
@@ -170,15 +170,14 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Makes the first waiter of a side its leader, if the side has no leader. A leader may send requests to the
     /// server.
-    pub(super) fn advance(&mut self, now: Moment, rules: &Rules, effects: &mut Effects<H>) {
+    pub(super) fn advance(&mut self, event: &mut CellEvent<'_, H>) {
         let may_write = self.may_ask(Mode::Write);
         let Some(wait_queue) = self.wait_queue.as_deref_mut() else {
             return;
         };
-        let poll_deadline = now.after(rules.poll_within);
-        wait_queue.reads.promote_next(poll_deadline, &mut effects.signals);
+        wait_queue.reads.promote_next(event);
         if may_write {
-            wait_queue.writes.promote_next(poll_deadline, &mut effects.signals);
+            wait_queue.writes.promote_next(event);
         }
         if wait_queue.is_empty() {
             self.wait_queue = None;
@@ -206,12 +205,12 @@ impl<H: InRenewalQueue> State<H> {
     pub(super) fn change<T>(
         &mut self,
         number: u64,
-        effects: &mut Effects<H>,
-        change: impl FnOnce(&mut HoldRecord, &mut Effects<H>) -> T,
+        event: &mut CellEvent<'_, H>,
+        change: impl FnOnce(&mut HoldRecord, &mut Event<'_>) -> T,
     ) -> T {
         let entry = self.entry(number);
-        let changed = change(&mut entry.record, effects);
-        entry.due_if_sooner(effects);
+        let changed = change(&mut entry.record, event);
+        entry.due_if_sooner(event);
         changed
     }
 

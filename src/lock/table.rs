@@ -164,9 +164,8 @@ impl Table {
     pub(crate) fn enter(self: &Arc<Self>, key: &Arc<Key>, mode: Mode, wants: ShareRequest, now: Moment) -> WaitEntry {
         loop {
             let cell = self.cell(key);
-            let entered = cell.event(now, |state, inputs, effects| {
-                (!state.is_gone).then(|| state.enter(mode, None, wants, now, inputs, effects))
-            });
+            let entered =
+                cell.event(now, |state, event| (!state.is_gone).then(|| state.enter(mode, None, wants, event)));
             if let Some((waiter_id, waits)) = entered {
                 return WaitEntry::new(cell, mode, waiter_id, waits);
             }
@@ -184,9 +183,7 @@ impl Table {
     ) -> Option<WaitEntry> {
         loop {
             let cell = self.cell(key);
-            let entered = cell.event(now, |state, inputs, effects| {
-                (!state.is_gone).then(|| state.try_enter(mode, wants, now, inputs, effects))
-            });
+            let entered = cell.event(now, |state, event| (!state.is_gone).then(|| state.try_enter(mode, wants, event)));
             if let Some(entered) = entered {
                 let (waiter_id, waits) = entered?;
                 return Some(WaitEntry::new(cell, mode, waiter_id, waits));
@@ -206,9 +203,9 @@ impl Table {
         loop {
             let cell = self.cell(key);
             let make = |number, granting| Arc::new(Hold::new(&cell, number, granting, false));
-            let adopted = cell.event(now, |state, inputs, effects| {
+            let adopted = cell.event(now, |state, event| {
                 let granted = granted.take_if(|_| !state.is_gone)?;
-                Some(state.on_adopted(make, granted, now, inputs, effects))
+                Some(state.on_adopted(make, granted, event))
             });
             if let Some(adopted) = adopted {
                 return adopted;
@@ -219,7 +216,7 @@ impl Table {
     /// Removes a hold that is over, so that it blocks no waiter any more.
     pub(crate) fn on_end(&self, hold: &Hold) {
         let cell = hold.cell();
-        cell.event(self.rules.clock.now(), |state, _, effects| state.on_end(hold.number(), effects));
+        cell.event(self.rules.clock.now(), |state, event| state.on_end(hold.number(), event));
     }
 
     /// Returns true if a writer of this process waits for the lock.
@@ -240,7 +237,7 @@ impl Table {
 
     /// Wakes all waiters, because the manager is closed.
     pub(crate) fn wake_waiters(&self) {
-        self.cells().for_each(|cell| cell.quietly(|_, _, effects| effects.signals.wake_all()));
+        self.cells().for_each(|cell| cell.quietly(|_, event| event.wake_all()));
     }
 
     /// Returns the numbers of holds, guards, holds with a late renewal, and waiting acquisitions.
@@ -262,7 +259,7 @@ impl Table {
 
     /// Returns a hold of which this owner has a guard.
     pub(crate) fn held_by(&self, key: &Key, owner: OwnerId, now: Moment) -> Option<Arc<Hold>> {
-        self.of(key)?.quietly(|state, _, effects| state.held_by(owner, now, effects))
+        self.of(key)?.quietly_at(now, |state, event| state.held_by(owner, event))
     }
 
     /// Returns all holds of this process for all locks, oldest first.

@@ -13,8 +13,8 @@ use crate::base::recalls::{Recall, Recalls};
 use crate::base::reentry::OwnerId;
 use crate::lock::cell::{Beside, Cell};
 use crate::lock::effects::InRenewalQueue;
-use crate::lock::hold::{Accepted, Hold, NewHold};
-use crate::lock::shares::{Share, ShareId, ShareRequest};
+use crate::lock::hold::{Hold, NewHold};
+use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{LastRefusal, Pending, SideOutage, WaiterId};
 use crate::lock::state;
 
@@ -36,14 +36,14 @@ impl CachedCell {
     pub(crate) fn on_recall(&self, call: &Recall) -> Option<(Arc<Key>, bool)> {
         let cell = self.0.upgrade()?;
         let now = cell.rules().clock.now();
-        let is_used = cell.event(now, |state, _, effects| state.on_recall(call, now, effects));
+        let is_used = cell.event(now, |state, event| state.on_recall(call, event));
         Some((Arc::clone(cell.key()), is_used))
     }
 
     /// Records that recalls may have been missed.
     pub(crate) fn on_break(&self) {
         if let Some(cell) = self.0.upgrade() {
-            cell.event(cell.rules().clock.now(), |state, _, effects| state.on_subscription_lost(effects));
+            cell.event(cell.rules().clock.now(), |state, event| state.on_subscription_lost(event));
         }
     }
 }
@@ -122,8 +122,7 @@ impl WaitEntry {
         &self.cell
     }
 
-    #[cfg(all(test, feature = "_testing"))]
-    pub(super) fn waiter_id(&self) -> WaiterId {
+    pub(crate) fn waiter_id(&self) -> WaiterId {
         self.waiter_id
     }
 
@@ -159,23 +158,12 @@ impl WaitEntry {
         std::future::poll_fn(|cx| self.poll_wake(known, cx)).await
     }
 
-    /// Takes a share that this waiter was handed or granted. With too little of its lease left, the waiter waits for the
-    /// answer to a renewal that is sent from `since` on, when it looked first.
-    pub(crate) fn accept(&self, hold: &Hold, share_id: ShareId, share: Share, since: Moment, now: Moment) -> Accepted {
-        hold.accept(self.waiter_id, (share_id, share), since, now)
-    }
-
-    /// Resolves when the renewal for which this waiter waits was answered, or has failed, or at `until`.
-    pub(crate) async fn renewal_answered(&self, hold: &Hold, until: Moment) {
-        hold.renewal_answered(self.waiter_id, until).await;
-    }
-
     /// Takes its old place in the queue again. Returns false if the cell is gone, because the lock was idle meanwhile.
     pub(crate) fn waits_again(&mut self, wants: ShareRequest, now: Moment) -> bool {
         let (mode, waiter_id) = (self.mode, self.waiter_id);
-        let entered = self.cell.event(now, |state, inputs, effects| {
-            (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, now, inputs, effects))
-        });
+        let entered = self
+            .cell
+            .event(now, |state, event| (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, event)));
         self.waits = entered.is_some_and(|(_, waits)| waits);
         entered.is_some()
     }
@@ -203,12 +191,12 @@ impl WaitEntry {
 
     /// Ends the cached holds that exclude this waiter, and returns them. The caller sends their releases.
     pub(crate) fn end_cached(&self) -> Vec<Arc<Hold>> {
-        self.cell.quietly(|state, _, effects| state.end_cached(self.mode, effects))
+        self.cell.quietly(|state, event| state.end_cached(self.mode, event))
     }
 
     /// Returns true if it waits for a guard of `owner`.
     pub(crate) fn waits_for(&self, owner: OwnerId, now: Moment) -> bool {
-        self.cell.quietly(|state, _, effects| state.held_by(owner, now, effects)).is_some()
+        self.cell.quietly_at(now, |state, event| state.held_by(owner, event)).is_some()
     }
 
     /// Returns the moment by which a leader that is polled now must be polled again.
@@ -257,12 +245,12 @@ impl WaitEntry {
 
     /// Records that the server does not answer this leader, or answers again.
     pub(crate) fn on_outage(&self, outage: Option<SideOutage>) {
-        self.cell.quietly(|state, _, effects| state.on_outage(self.mode, self.waiter_id, outage, effects));
+        self.cell.quietly(|state, event| state.on_outage(self.mode, self.waiter_id, outage, event));
     }
 
     /// Fails all waiters that waited behind this leader when it sent its newest attempt, because the attempt was for them too.
     pub(crate) fn fail_waiters(&self, failure: &Failure) {
-        self.cell.quietly(|state, _, effects| state.fail_waiters(self.mode, self.waiter_id, failure, effects));
+        self.cell.quietly(|state, event| state.fail_waiters(self.mode, self.waiter_id, failure, event));
     }
 
     /// Records until when recalled processes may release their cached holds.
@@ -297,20 +285,18 @@ impl WaitEntry {
     pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>) {
         let can_be_cached = granted.cache.is_some();
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting, can_be_cached));
-        self.cell
-            .event(now, |state, inputs, effects| state.on_grant(make, self.waiter_id, granted, now, inputs, effects))
+        self.cell.event(now, |state, event| state.on_grant(make, self.waiter_id, granted, event))
     }
 
     /// Records that this waiter has a share of an older hold. Returns its request, which the caller withdraws.
     pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> Option<Pending> {
-        self.cell
-            .event(now, |state, _, effects| state.on_seated(self.mode, self.waiter_id, hold.number(), now, effects))
+        self.cell.event(now, |state, event| state.on_seated(self.mode, self.waiter_id, hold.number(), event))
     }
 
     /// Removes the entry. The next waiter continues the request, if there is one that may.
     pub(crate) fn leave(self, notifications: Notifications, backoff: Backoff, now: Moment) -> Leaving {
-        let (leaving, needless) = self.cell.event_beside(now, |state, inputs, effects, beside| {
-            let leaving = state.leave(self.mode, self.waiter_id, backoff, now, inputs, effects);
+        let (leaving, needless) = self.cell.event_beside(now, |state, event, beside| {
+            let leaving = state.leave(self.mode, self.waiter_id, backoff, event);
             let waker = beside.as_mut().and_then(|beside| beside.forget(self.waiter_id));
             let needless = if leaving.goes_on { self.hand_on(notifications, beside) } else { Some(notifications) };
             (leaving, (waker, needless))

@@ -35,7 +35,7 @@ use crate::base::mode::Mode;
 use crate::base::process::Process as OsProcess;
 use crate::base::recalls::{Recall, Reception, SubscriptionId};
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules, Wakes};
+use crate::lock::effects::{CellEvent, Event, InRenewalQueue, Rules, Wakes};
 use crate::lock::end::HoldState;
 use crate::lock::record::{
     Accepted, CacheAnswer, CacheState, Grant, GrantIdentity, HoldRecord, LeftOpen, NewHold, Next, OpenConversion,
@@ -557,6 +557,7 @@ impl Process {
     pub fn valid(&self) -> Vec<(Mode, Slot)> {
         let mut valid = Vec::new();
         let mut state = self.state.clone();
+        let rules = rules(self.poll_within);
         for task in &self.tasks {
             let (hold, share_id, converts) = match task.stage {
                 Stage::Holds { hold, share_id } => (hold, share_id, false),
@@ -564,7 +565,7 @@ impl Process {
                 _ => continue,
             };
             let record = state.record(hold);
-            record.look(self.now, &mut Effects::<ExploredHold>::default().signals);
+            record.look(&mut Event::new(self.now, &rules, &self.reception));
             let share = record.share(share_id);
             if record.state_of(&share, self.now) != HoldState::Lost(LossReason::Expired) && record.is_live() {
                 valid.push((if converts { Mode::Read } else { record.mode() }, self.slot_of_hold(hold)));
@@ -623,18 +624,14 @@ fn slot_of(id: &AcquisitionId) -> Slot {
 
 impl Driver<'_> {
     /// Applies an event to the state, with what the cell does after each.
-    fn event<T>(
-        &mut self,
-        event: impl FnOnce(&mut State<ExploredHold>, &Inputs<'_>, &mut Effects<ExploredHold>) -> T,
-    ) -> T {
-        let mut effects = Effects::default();
+    fn event<T>(&mut self, change: impl FnOnce(&mut State<ExploredHold>, &mut CellEvent<'_, ExploredHold>) -> T) -> T {
         let reception = self.process.reception;
-        let inputs = Inputs { rules: self.rules, heard: &reception };
-        let outcome = event(&mut self.process.state, &inputs, &mut effects);
-        self.process.state.advance(self.process.now, self.rules, &mut effects);
-        effects.due_holds().for_each(|hold| self.schedule_later(hold.number()));
+        let mut event = CellEvent::new(self.process.now, self.rules, &reception);
+        let outcome = change(&mut self.process.state, &mut event);
+        self.process.state.advance(&mut event);
+        event.due_holds().for_each(|hold| self.schedule_later(hold.number()));
         let wakes_one = self.has(Blunder::WakesOne);
-        for wakes in effects.wakes().take(if wakes_one { 1 } else { usize::MAX }) {
+        for wakes in event.wakes().take(if wakes_one { 1 } else { usize::MAX }) {
             match wakes {
                 Wakes::Waiter(waiter_id) => {
                     let mut tasks = self.process.tasks.iter_mut();
@@ -688,15 +685,8 @@ impl Driver<'_> {
     }
 
     /// Applies an event to one hold, which may have to be looked at earlier afterwards.
-    fn event_of<T>(
-        &mut self,
-        hold: u64,
-        event: impl FnOnce(&mut HoldRecord, &Rules, &mut crate::lock::effects::Signals) -> T,
-    ) -> T {
-        let rules = self.rules;
-        self.event(|state, _, effects| {
-            state.change(hold, effects, |record, effects| event(record, rules, &mut effects.signals))
-        })
+    fn event_of<T>(&mut self, hold: u64, change: impl FnOnce(&mut HoldRecord, &mut Event<'_>) -> T) -> T {
+        self.event(|state, event| state.change(hold, event, change))
     }
 
     /// Returns a slot that nothing knows.

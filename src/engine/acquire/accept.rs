@@ -7,26 +7,26 @@ use crate::base::error::Result;
 use crate::engine::Held;
 use crate::lock::hold::Accepted;
 use crate::lock::side::SideOutage;
+use crate::lock::wait::WaitEntry;
 use crate::store::{Failure, Mode};
 
 impl Acquisition {
     /// Does what a waiter was woken for. Returns `None` if it may send requests, or waits again.
     pub(super) async fn on_signal(&mut self, signal: LocalSignal) -> Result<Option<Held>> {
         // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
-        let (outage, now) = (self.waiter.outage(), self.waiter.engine.clock.now());
-        self.waiter.tries.since = outage.map_or(now, |outage| outage.since.max(self.waiter.tries.since));
+        let (outage, now) = (self.outage(), self.engine.now());
+        self.waiter.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
         match signal {
             LocalSignal::Ask => Ok(None),
             LocalSignal::Handed(held) => {
-                if self.waiter.mode == Mode::Write {
+                if self.mode == Mode::Write {
                     self.note_kept_out(now);
                 }
                 self.accept(held).await
             }
             // Always an error, since waiters share no failure that is worth another try.
             LocalSignal::Failed(failure) => {
-                let (engine, key) = (&self.waiter.engine, &self.waiter.key);
-                self.waiter.tries.on_failure(engine, key, failure).await?;
+                self.waiter.tries.on_failure(&self.waiter.engine, &self.waiter.key, failure).await?;
                 Ok(None)
             }
         }
@@ -35,14 +35,13 @@ impl Acquisition {
     /// Takes a share. If too little of the lease is left, it waits for the answer to a renewal first. If the hold ends before,
     /// the acquisition waits again, and a try sends a request. If the future is dropped, the share is released.
     pub(super) async fn accept(&mut self, held: Held) -> Result<Option<Held>> {
-        let clock = self.waiter.engine.clock;
-        let (since, mut underway, mut was_late) = (clock.now(), None, false);
+        let (since, mut underway, mut was_late) = (self.engine.now(), None, false);
         let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
         self.share = Some(held);
         loop {
-            let now = clock.now();
-            let Some(entry) = &self.waiter.entry else { return Ok(self.share.take()) };
-            match entry.accept(&hold, share_id, self.waiter.wants.from(now), since, now) {
+            let now = self.engine.now();
+            let Some(waiter_id) = self.entry.as_ref().map(WaitEntry::waiter_id) else { return Ok(self.share.take()) };
+            match hold.accept(waiter_id, (share_id, self.wants.from(now)), since, now) {
                 Accepted::Taken(token) => {
                     if was_late {
                         self.on_first_answer(now);
@@ -52,7 +51,7 @@ impl Acquisition {
                 }
                 Accepted::Over => {
                     let held = self.share.take();
-                    match self.waiter.patience {
+                    match self.patience {
                         Patience::Wait => self.wait_again(),
                         Patience::AskOnce => {
                             // Its own share must not refuse the try.
@@ -71,8 +70,8 @@ impl Acquisition {
                     }
                     tokio::select! {
                         biased;
-                        true = self.waiter.engine.renew_from_here(&hold) => {}
-                        () = entry.renewal_answered(&hold, until) => {}
+                        true = self.engine.renew_from_here(&hold) => {}
+                        () = hold.renewal_answered(waiter_id, until) => {}
                     }
                 }
             }
@@ -81,11 +80,11 @@ impl Acquisition {
 
     /// Records that the renewal for which it waits has no answer. Fails after `unreachable_after`.
     pub(super) fn renewal_is_late(&self) -> Result<()> {
-        if let Some(entry) = &self.waiter.entry {
-            entry.on_outage(Some(SideOutage { since: self.waiter.tries.since, source: None }));
+        if let Some(entry) = &self.entry {
+            entry.on_outage(Some(SideOutage { since: self.tries.since, source: None }));
         }
         // The cause is known to the background, which sends the renewal.
-        let silence = Failure::NotDone { source: self.waiter.outage().and_then(|outage| outage.source) };
-        self.waiter.tries.verdict(&self.waiter.engine, &self.waiter.key, silence).map_or(Ok(()), Err)
+        let silence = Failure::NotDone { source: self.outage().and_then(|outage| outage.source) };
+        self.tries.verdict(&self.engine, &self.key, silence).map_or(Ok(()), Err)
     }
 }

@@ -82,14 +82,13 @@ impl Acquisition {
         let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
         arming.is_noted = false;
         self.share = Some(held);
-        let clock = self.waiter.engine.clock;
-        let (since, waiter_id, mut underway) = (clock.now(), hold.new_waiter(), None);
+        let (since, waiter_id, mut underway) = (self.engine.now(), hold.new_waiter(), None);
         loop {
-            let now = clock.now();
+            let now = self.engine.now();
             match hold.arm(waiter_id, (share_id, at_least), since, now) {
                 Accepted::Taken(token) => {
                     // Before the mark, since a hold that `close` has ended must leave no rest.
-                    self.waiter.engine.check_open(&self.waiter.key)?;
+                    self.engine.check_open(&self.key)?;
                     if let (Some(arming), Some(held)) = (&mut self.arming, &self.share)
                         && Box::pin(arming.set_note(held)).await?
                     {
@@ -119,7 +118,7 @@ impl Acquisition {
                     }
                     tokio::select! {
                         biased;
-                        true = self.waiter.engine.renew_from_here(&hold) => {}
+                        true = self.engine.renew_from_here(&hold) => {}
                         () = hold.renewal_answered(waiter_id, until) => {}
                     }
                 }

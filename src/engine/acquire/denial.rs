@@ -58,6 +58,6 @@ impl Engine {
 impl Acquisition {
     /// Returns what has kept this acquisition out so far.
     pub(super) fn denial(&self) -> Box<Denied> {
-        self.waiter.engine.denial_here(&self.waiter.key, self.waiter.mode, self.waiter.engine.clock.now())
+        self.engine.denial_here(&self.key, self.mode, self.engine.now())
     }
 }

@@ -48,7 +48,7 @@ impl Waiting {
         }
         // Read after the waiter is registered, because `close` wakes those that are.
         if self.waiter.engine.closing.is_closed() {
-            return Poll::Ready(Ok(FirstEnd::GivesUp(GivesUp::at_close(self.waiter.engine.clock.now()))));
+            return Poll::Ready(Ok(FirstEnd::GivesUp(GivesUp::at_close(self.waiter.engine.now()))));
         }
         let Some(impatience) = &mut self.impatience else { return Poll::Pending };
         let given_up = ready!(impatience.as_mut().poll(cx));

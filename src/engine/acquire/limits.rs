@@ -115,7 +115,7 @@ impl LocalWaiter {
                 end = silence => end,
                 end = limit_of(engine, &key, &listening, limit, attempts.as_deref()) => end,
             };
-            let at = engine.clock.now();
+            let at = engine.now();
             let counts_from = limit.max(listening.recall_until()).unwrap_or(at);
             let answer_by = counts_from.after(withdrawal_span(engine));
             GivesUp { why, at, outage: listening.outage(), answer_by }
@@ -140,7 +140,7 @@ pub(super) async fn given_up(engine: &Engine, impatience: &mut Impatience) -> Gi
     };
     tokio::select! {
         biased;
-        () = engine.closing.closed() => GivesUp::at_close(engine.clock.now()),
+        () = engine.closing.closed() => GivesUp::at_close(engine.now()),
         given_up = impatient => given_up,
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use super::{Patience, arm};
+use super::{HEARTBEAT, Patience, arm};
 use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -94,7 +94,7 @@ pub(super) fn enter(
         arm::check(engine)?;
     }
     engine.keep_running();
-    let began = engine.clock.now();
+    let began = engine.now();
     let wants = ShareRequest {
         owner: terms.reentry.owner().unwrap_or_else(OwnerId::current),
         lease: terms.lease,
@@ -164,6 +164,12 @@ impl LocalWaiter {
         self.wants.lease.min(self.wants.max_hold)
     }
 
+    /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
+    /// of the grant sooner.
+    pub(super) fn heartbeat(&self) -> Duration {
+        HEARTBEAT.min(self.lease() / 3)
+    }
+
     /// Returns true if it may send requests, as far as it has heard.
     pub(super) fn is_leader(&self) -> bool {
         self.entry.as_ref().is_none_or(WaitEntry::is_leader)
@@ -187,7 +193,7 @@ impl LocalWaiter {
                 Poll::Ready(None) => {}
                 Poll::Pending => ready!(self.poll_timer(looks, cx)),
             }
-            let (outage, now) = (self.outage(), self.engine.clock.now());
+            let (outage, now) = (self.outage(), self.engine.now());
             looks.ends_at = self.end_of(outage.as_ref(), looks.known, looks.ends_at, now);
             looks.known = outage.as_ref().map(|outage| outage.since);
             looks.timer = None;
@@ -209,7 +215,7 @@ impl LocalWaiter {
     /// Is ready at the next look. A waiter without one needs no memory for a timer.
     fn poll_timer(&self, looks: &mut Looks, cx: &mut Context<'_>) -> Poll<()> {
         if looks.timer.is_none() {
-            let now = self.engine.clock.now();
+            let now = self.engine.now();
             let at = looks.ends_at.min(self.next_warning(now));
             if at == Moment::NEVER {
                 return Poll::Pending;
@@ -278,7 +284,7 @@ impl LocalWaiter {
     /// Waits again, at its old place among the waiters of this process, after the hand-over or the right to ask came to
     /// nothing.
     pub(super) fn wait_again(&mut self) {
-        let (table, now) = (&self.engine.table, self.engine.clock.now());
+        let (table, now) = (&self.engine.table, self.engine.now());
         let Some(entry) = &mut self.entry else {
             return;
         };
@@ -290,7 +296,7 @@ impl LocalWaiter {
     /// Waits for the lock again, behind the other waiters of this process. A try asks the server at once, unless a task of
     /// this process is before it.
     pub(super) fn enter_again(&mut self) {
-        let (table, now) = (&self.engine.table, self.engine.clock.now());
+        let (table, now) = (&self.engine.table, self.engine.now());
         self.entry = match self.patience {
             Patience::Wait => Some(table.enter(&self.key, self.mode, self.wants, now)),
             Patience::AskOnce => table.try_enter(&self.key, self.mode, self.wants, now),

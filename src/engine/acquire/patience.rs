@@ -13,7 +13,8 @@ pub(super) enum WaitEnds {
 
 impl Acquisition {
     /// Notes a further refusal of the server.
-    pub(super) fn note_wait(&mut self, now: Moment) {
+    pub(super) fn note_wait(&mut self) {
+        let now = self.engine.now();
         self.waiter.warn_of_self(now);
         if self.is_long(now) && self.holder.is_none() {
             // The newest refusal names the holder.
@@ -24,12 +25,12 @@ impl Acquisition {
     /// Notes that the acquisition has waited for a guard of this process, which has handed its hold on.
     pub(super) fn note_kept_out(&mut self, now: Moment) {
         if self.is_long(now) {
-            self.holder = Some(Box::new(Some(self.waiter.engine.label.clone())));
+            self.holder = Some(Box::new(Some(self.engine.label.clone())));
         }
     }
 
     fn is_long(&self, now: Moment) -> bool {
-        now.since(self.waiter.began) >= LONG_WAIT && events::long_waits_are_told()
+        now.since(self.began) >= LONG_WAIT && events::long_waits_are_told()
     }
 
     /// Logs the wait, if it was long.
@@ -38,12 +39,12 @@ impl Acquisition {
         let Some(holder) = self.holder.take() else {
             return;
         };
-        let now = self.waiter.engine.clock.now();
-        let Some(left_out) = self.waiter.engine.wait_lines.admits(now) else {
+        let now = self.engine.now();
+        let Some(left_out) = self.engine.wait_lines.admits(now) else {
             return;
         };
-        let (lock, waited) = (self.waiter.key.name(), now.since(self.waiter.began));
-        let wait = Waited { lock, mode: self.waiter.mode, waited, holder: (*holder).as_deref(), left_out };
+        let (lock, waited) = (self.key.name(), now.since(self.began));
+        let wait = Waited { lock, mode: self.mode, waited, holder: (*holder).as_deref(), left_out };
         match ends {
             WaitEnds::Granted => events::log_wait(&wait),
             WaitEnds::InVain => events::waited_in_vain(&wait),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::wait::{Pause, QueueWaitEnd};
-use super::{Acquisition, HEARTBEAT, Patience, poll_within};
+use super::{Acquisition, Patience, poll_within};
 use crate::base::error::{Error, Result, Source};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
@@ -30,15 +30,6 @@ pub(super) enum Pursued {
     PassedBy,
 }
 
-/// Outcome of a grant.
-pub(super) enum Taken {
-    Held(Held),
-    /// The grant is over already.
-    Over,
-    /// The next waiter is the leader by now, and will get the hold from the server.
-    PassedBy,
-}
-
 impl Acquisition {
     /// Sends the request until the server grants the lock. The rare futures are boxed, because this future is moved.
     pub(super) async fn pursue(&mut self) -> Result<Pursued> {
@@ -60,32 +51,31 @@ impl Acquisition {
                 }
             };
             self.note_answer(&answer.value);
-            let waits = self.waiter.patience == Patience::Wait;
+            let waits = self.patience == Patience::Wait;
             match NextStep::after(&answer.value, waits, || self.recalls_until(now) <= now) {
                 NextStep::Take(granted) => match self.on_grant(&request, &answer, granted, now) {
-                    Taken::Held(held) => return Ok(Pursued::Granted(held)),
-                    Taken::PassedBy => return Ok(Pursued::PassedBy),
-                    Taken::Over => {
+                    Some(pursued) => return Ok(pursued),
+                    None => {
                         let failure = self.too_late();
                         Box::pin(self.on_no_answer(failure)).await?;
                     }
                 },
                 NextStep::EndRefused => return Ok(Pursued::Refused),
                 NextStep::Pause { retry_in } => {
-                    self.note_wait(self.waiter.engine.clock.now());
+                    self.note_wait();
                     Box::pin(self.pause(&mut pause, retry_in)).await;
                 }
                 NextStep::AwaitTurn { retry_in } => {
-                    self.note_wait(self.waiter.engine.clock.now());
+                    self.note_wait();
                     if !std::mem::replace(&mut queued, true) {
-                        events::log_queued(self.waiter.key.name(), self.waiter.mode);
+                        events::log_queued(self.key.name(), self.mode);
                     }
                     match Box::pin(self.await_turn(&request, retry_in, now)).await {
-                        QueueWaitEnd::Granted(answer) => match self.on_notification(&request, answer) {
-                            Taken::Held(held) => return Ok(Pursued::Granted(held)),
-                            Taken::PassedBy => return Ok(Pursued::PassedBy),
-                            Taken::Over => {}
-                        },
+                        QueueWaitEnd::Granted(answer) => {
+                            if let Some(pursued) = self.on_notification(&request, answer) {
+                                return Ok(pursued);
+                            }
+                        }
                         QueueWaitEnd::AskAgain => {}
                         QueueWaitEnd::Refused | QueueWaitEnd::Silence => return Ok(Pursued::Refused),
                     }
@@ -112,24 +102,25 @@ impl Acquisition {
     /// Fails a try if all of its requests were late for twice the response timeout, although the server answers.
     fn check_late(&mut self, sent: Moment, now: Moment) -> Result<()> {
         let waited = now.since(*self.late_since.get_or_insert(sent));
-        if self.waiter.patience == Patience::Wait || waited < self.waiter.engine.options().response_timeout * 2 {
+        if self.patience == Patience::Wait || waited < self.engine.options().response_timeout * 2 {
             return Ok(());
         }
-        Err(Error::unreachable(self.waiter.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
+        Err(Error::unreachable(self.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
     }
 
     /// Begins a copy of the request that the leader before has left, or of a new request. Returns `None` if this waiter is not
     /// the leader any more. The second value is true if others wait behind it.
     pub(super) fn begin_attempt(&mut self) -> Result<Option<(AcquireRequest, bool)>> {
-        let engine = &self.waiter.engine;
-        let Some(entry) = &self.waiter.entry else {
+        let waiter = &mut self.waiter;
+        let engine = &waiter.engine;
+        let Some(entry) = &waiter.entry else {
             return Ok(None);
         };
         // Counted before the check, so that the check sees `close`, or `close` waits for this attempt.
         let counted = engine.releases.begin_unsettled();
-        engine.check_open(&self.waiter.key)?;
+        engine.check_open(&waiter.key)?;
         let mut is_new = false;
-        let begun = entry.begin_attempt(self.waiter.lease(), engine.clock.now(), || {
+        let begun = entry.begin_attempt(waiter.lease(), engine.now(), || {
             is_new = true;
             Pending::new(engine.next_id())
         });
@@ -140,23 +131,20 @@ impl Acquisition {
             counted.leave_to_cell();
         }
         if let Some(backoff) = begun.backoff {
-            self.waiter.tries.backoff = backoff;
+            waiter.tries.backoff = backoff;
             self.notices = entry.take_left().unwrap_or_default();
         }
         // A process that caches holds expects that others do, too. So a try subscribes and recalls at once.
-        let tries = self.waiter.patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
-        if (is_new && self.waiter.patience == Patience::Wait || tries)
-            && matches!(self.notices, Notifications::Unwanted)
-        {
+        let tries = waiter.patience == Patience::AskOnce && (self.calls_until.is_some() || engine.can_cache());
+        if (is_new && waiter.patience == Patience::Wait || tries) && matches!(self.notices, Notifications::Unwanted) {
             let scheme = engine.scheme.notifications();
-            let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&self.waiter.key, &engine.manager_id));
+            let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&waiter.key, &engine.manager_id));
             self.notices = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
         }
-        let now = engine.clock.now();
-        let may_stay =
-            *self.may_stay.get_or_insert_with(|| engine.may_cache(&self.waiter.key, self.waiter.wants.cache_for, now));
+        let now = engine.now();
+        let may_stay = *self.may_stay.get_or_insert_with(|| engine.may_cache(&waiter.key, waiter.wants.cache_for, now));
         self.keeping = if may_stay {
-            engine.cache_request(&self.waiter.key, entry, self.waiter.wants.cache_for).map(Box::new)
+            engine.cache_request(&waiter.key, entry, waiter.wants.cache_for).map(Box::new)
         } else {
             None
         };
@@ -164,18 +152,18 @@ impl Acquisition {
         let request = AcquireRequest {
             caches: keeps,
             id: begun.id,
-            mode: self.waiter.mode,
-            lease: self.waiter.lease(),
+            mode: waiter.mode,
+            lease: waiter.lease(),
             // A cached hold is handed on for as long as no waiter recalls it.
             max_tokens: if keeps { MAX_TOKENS } else { engine.options().max_handoffs },
-            if_taken: match self.waiter.patience {
+            if_taken: match waiter.patience {
                 Patience::AskOnce if tries => {
                     IfTaken::Try { waiter_ttl: engine.options().recall_timeout + CLAIM_OF_A_TRY }
                 }
                 Patience::AskOnce => IfTaken::Leave,
                 // Two heartbeats may be lost.
                 Patience::Wait => {
-                    IfTaken::Queue { waiter_ttl: (self.heartbeat() + engine.options().response_timeout) * 2 }
+                    IfTaken::Queue { waiter_ttl: (waiter.heartbeat() + engine.options().response_timeout) * 2 }
                 }
             },
         };
@@ -185,17 +173,17 @@ impl Acquisition {
     /// Waits in the queue for a notification. A try without a reply in time sends its request once more, because the reply may
     /// have been lost.
     async fn await_turn(&mut self, request: &AcquireRequest, retry_in: Duration, now: Moment) -> QueueWaitEnd {
-        if self.waiter.patience == Patience::Wait {
+        if self.patience == Patience::Wait {
             // A little after the deadline that may free the lock, so that the attempt does not come too early.
             let nap = self.heartbeat().min(retry_in + Duration::from_millis(1));
-            let asks_again = self.waiter.engine.clock.now().after(nap);
+            let asks_again = self.engine.now().after(nap);
             return self.await_notification(request, asks_again, None).await;
         }
         let until = self.recalls_until(now);
         match self.await_notification(request, Moment::NEVER, Some(until)).await {
             QueueWaitEnd::Silence if !std::mem::replace(&mut self.has_heard_nothing, true) => QueueWaitEnd::AskAgain,
             QueueWaitEnd::Refused => {
-                self.waiter.entry.iter().for_each(WaitEntry::note_in_use);
+                self.entry.iter().for_each(WaitEntry::note_in_use);
                 QueueWaitEnd::Refused
             }
             word => word,
@@ -204,13 +192,7 @@ impl Acquisition {
 
     /// Returns the end of the time that recalled holders have to reply to a try. The time starts at the first call.
     fn recalls_until(&mut self, now: Moment) -> Moment {
-        *self.calls_until.get_or_insert(now.after(self.waiter.engine.options().recall_timeout))
-    }
-
-    /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
-    /// of the grant sooner.
-    pub(super) fn heartbeat(&self) -> Duration {
-        HEARTBEAT.min(self.waiter.lease() / 3)
+        *self.calls_until.get_or_insert(now.after(self.engine.options().recall_timeout))
     }
 
     /// Makes one attempt, and returns it with the time at which it was over. A limit waits for its end. Returns `None` if this
@@ -224,7 +206,7 @@ impl Acquisition {
             engine.scheme.acquire(&self.waiter.key, request).await
         };
         drop(underway);
-        let now = engine.clock.now();
+        let now = engine.now();
         // A grant becomes a hold in one step, so no other waiter can see the request between the two.
         if let Ok(answer) = &attempt
             && matches!(answer.value, Acquired::Granted(_))
@@ -258,16 +240,16 @@ impl Acquisition {
 
     /// Makes one attempt while others wait. Records from time to time that the task is polled, however long the answer takes.
     async fn attempt_in_sight(&self, request: &AcquireRequest) -> Attempt<Acquired> {
-        let clock = self.waiter.engine.clock;
-        let attempt = self.waiter.engine.scheme.acquire(&self.waiter.key, request);
+        let clock = self.engine.clock;
+        let attempt = self.engine.scheme.acquire(&self.key, request);
         tokio::pin!(attempt);
         loop {
-            let restates = clock.now().after(poll_within(self.waiter.engine.options()) / 2);
+            let restates = clock.now().after(poll_within(self.engine.options()) / 2);
             tokio::select! {
                 biased;
                 attempt = &mut attempt => return attempt,
                 () = clock.timer(restates) => {
-                    if let Some(entry) = &self.waiter.entry {
+                    if let Some(entry) = &self.entry {
                         entry.note_polled(clock.now());
                     }
                 }
@@ -278,7 +260,7 @@ impl Acquisition {
     /// Records that the server answers.
     pub(super) fn on_first_answer(&mut self, now: Moment) {
         self.waiter.tries.on_answer(now);
-        if let Some(entry) = &self.waiter.entry {
+        if let Some(entry) = &self.entry {
             entry.on_outage(None);
         }
     }
@@ -288,58 +270,52 @@ impl Acquisition {
         let Acquired::Granted(Granted { remaining, .. }) = answer.value else {
             return false;
         };
-        lease::valid_until(answer.sent, remaining, self.waiter.engine.options().max_clock_skew) > now
+        lease::valid_until(answer.sent, remaining, self.engine.options().max_clock_skew) > now
     }
 
     /// Turns a grant into a hold, if it is still valid.
-    fn on_grant<T>(&mut self, request: &AcquireRequest, answer: &Answered<T>, granted: Granted, now: Moment) -> Taken {
+    fn on_grant<T>(
+        &mut self,
+        request: &AcquireRequest,
+        answer: &Answered<T>,
+        granted: Granted,
+        now: Moment,
+    ) -> Option<Pursued> {
         self.note_clock(answer);
-        let keep = self.keeping.take().map(|keeping| {
-            let word = keeping.answer(answer, granted.is_waited_for);
-            (keeping.to_state(), Some(word))
-        });
-        let share = self.waiter.wants.from(answer.sent);
-        let granted = NewHold {
-            cache: keep,
-            ..new_hold(&self.waiter.engine, request, answer, granted, share, InDoubt::default())
-        };
-        let taken = self.take(granted, now);
-        if let Taken::Held(held) = &taken {
-            events::log_passage(self.waiter.key.name(), self.waiter.mode, held.share_id().token, "granted");
-        }
-        taken
+        let keep = self.keeping.take().map(|keeping| keeping.on_answer(answer, granted.is_waited_for));
+        let share = self.wants.from(answer.sent);
+        let granted =
+            NewHold { cache: keep, ..new_hold(&self.engine, request, answer, granted, share, InDoubt::default()) };
+        self.take(granted, "granted", now)
     }
 
     /// Turns a grant of a notification into a hold. A renewal has to claim it, and a request has to confirm it before readers
     /// join.
-    pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Taken {
+    pub(super) fn on_notification(&mut self, request: &AcquireRequest, answer: Answered<Granted>) -> Option<Pursued> {
         self.note_clock(&answer);
-        let (sent, granted, now) = (answer.sent, answer.value, self.waiter.engine.clock.now());
+        let (sent, granted, now) = (answer.sent, answer.value, self.engine.now());
         // Counted from an earlier answer. If the server's clock has jumped since, a claim from now on is the maximum.
         let remaining = granted.remaining.min(now.since(sent) + request.claim());
         // A notification answers no request. The answer to the claim tells whether the process may cache the hold.
         let keep = self.keeping.take().map(|keeping| (keeping.to_state(), None));
-        let share = self.waiter.wants.from(now);
+        let share = self.wants.from(now);
         let granted = NewHold {
             cache: keep,
             grant: Grant { sent, remaining, asked: request.claim(), server: ServerTime::default() },
             share_until: (!granted.is_waited_for).then_some(sent),
             is_claim: true,
-            ..new_hold(&self.waiter.engine, request, &answer, granted, share, InDoubt::default())
+            ..new_hold(&self.engine, request, &answer, granted, share, InDoubt::default())
         };
-        let taken = self.take(granted, now);
-        if let Taken::Held(held) = &taken {
-            let (key, mode) = (&self.waiter.key, self.waiter.mode);
-            events::log_passage(key.name(), mode, held.share_id().token, "granted by notification");
-        }
-        taken
+        self.take(granted, "granted by notification", now)
     }
 
-    fn take(&mut self, granted: NewHold, now: Moment) -> Taken {
+    /// Puts a granted hold into the cell. Returns `None` if the grant is over already. A waiter that was passed by leaves
+    /// it to the next leader, which gets the hold from the server.
+    fn take(&mut self, granted: NewHold, passage: &'static str, now: Moment) -> Option<Pursued> {
         let engine = &self.waiter.engine;
         let may_stay = granted.cache.is_some();
         let Some(entry) = &self.waiter.entry else {
-            return Taken::PassedBy;
+            return Some(Pursued::PassedBy);
         };
         let has_enough = granted.has_enough(now, engine.options().max_clock_skew);
         let (installed, mut pending) = entry.on_grant(granted, now);
@@ -355,33 +331,30 @@ impl Acquisition {
                 }
                 // The hold is in the cell, where `close` finds it.
                 drop(pending.as_mut().map(|pending| engine.releases.unsettled_of(pending)));
-                Taken::Held(Held::new(engine, hold, share_id))
+                events::log_passage(hold.key().name(), hold.mode(), share_id.token, passage);
+                Some(Pursued::Granted(Held::new(engine, hold, share_id)))
             }
-            Installed::Over => Taken::Over,
-            Installed::NotMine => Taken::PassedBy,
+            Installed::Over => None,
+            Installed::NotMine => Some(Pursued::PassedBy),
         }
     }
 
     /// Withdraws a refused request of a quorum. The next attempt has an id of its own.
     fn begin_anew(&self) {
-        if self.waiter.engine.scheme.quorum().is_some()
-            && let Some(pending) = self.waiter.entry.as_ref().and_then(WaitEntry::give_up_pending)
-        {
-            self.waiter.cancel(pending);
+        if self.engine.scheme.quorum().is_some() {
+            self.cancel_pending();
         }
     }
 
     /// Handles a grant whose answer came when it was over. Releases the old id, so that the next request has a new one.
     fn too_late(&mut self) -> Failure {
-        if let Some(pending) = self.waiter.entry.as_ref().and_then(WaitEntry::give_up_pending) {
-            self.earlier_until = self.earlier_until.max(self.waiter.cancel(pending));
-        }
+        self.earlier_until = self.earlier_until.max(self.cancel_pending());
         Failure::NotDone { source: Some(Arc::new(TooLate)) }
     }
 
     pub(super) async fn on_no_answer(&mut self, failure: Failure) -> Result<()> {
-        let now = self.waiter.engine.clock.now();
-        let since = self.waiter.engine.unheard_since(&self.waiter.key, &failure, self.waiter.tries.since);
+        let now = self.engine.now();
+        let since = self.engine.unheard_since(&self.key, &failure, self.tries.since);
         let source = match &failure {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => {
                 Some(source.clone().unwrap_or_else(|| -> Source { Arc::new(Silence) }))
@@ -389,17 +362,17 @@ impl Acquisition {
             Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. } => None,
         };
         if let Some(source) = source {
-            if let Some(entry) = &self.waiter.entry {
+            if let Some(entry) = &self.entry {
                 entry.on_outage(Some(SideOutage { since, source: Some(Arc::clone(&source)) }));
             }
             self.last_failure = Some((now, source));
         }
         // Otherwise each waiter would wait for the replicas again, one after the other.
-        if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.waiter.entry) {
+        if let (Failure::Unreplicated { .. }, Some(entry)) = (&failure, &self.entry) {
             entry.fail_waiters(&failure);
         }
-        let limiter = &self.waiter.engine.attempt_lines;
-        events::unanswered_request(self.waiter.key.name(), "an attempt", &failure, limiter, now);
+        let limiter = &self.engine.attempt_lines;
+        events::unanswered_request(self.key.name(), "an attempt", &failure, limiter, now);
         self.waiter.tries.on_failure(&self.waiter.engine, &self.waiter.key, failure).await
     }
 }

@@ -35,9 +35,9 @@ impl Acquisition {
         Bounds {
             mode: request.mode,
             claim: request.claim(),
-            max_clock_skew: self.waiter.engine.options().max_clock_skew,
+            max_clock_skew: self.engine.options().max_clock_skew,
             answered_at: self.answered_at,
-            newest: self.waiter.entry.as_ref().and_then(WaitEntry::newest_token),
+            newest: self.entry.as_ref().and_then(WaitEntry::newest_token),
         }
     }
 }

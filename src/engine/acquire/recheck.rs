@@ -26,11 +26,14 @@ impl Acquisition {
     pub(super) async fn recheck_own(&mut self) -> Result<Option<Held>> {
         loop {
             self.stop_if_given_up().await;
-            let (now, Some(entry)) = (self.waiter.engine.clock.now(), &self.waiter.entry) else {
+            let (now, Some(entry)) = (self.engine.now(), &self.entry) else {
                 return Ok(None);
             };
-            if let Some((hold, share_id)) = entry.join(self.waiter.wants, now) {
-                return Ok(Some(self.on_joined(Held::new(&self.waiter.engine, hold, share_id))));
+            if let Some((hold, share_id)) = entry.join(self.wants, now) {
+                let held = Held::new(&self.engine, hold, share_id);
+                self.on_seated(&held);
+                self.waiter.entry = None;
+                return Ok(Some(held));
             }
             let Some(hold) = entry.to_recheck() else {
                 return Ok(None);
@@ -38,10 +41,10 @@ impl Acquisition {
             if !entry.note_polled(now) {
                 return Ok(None);
             }
-            let Some((share_id, lease)) = hold.begin_recheck(self.waiter.wants.from(now), now) else {
+            let Some((share_id, lease)) = hold.begin_recheck(self.wants.from(now), now) else {
                 return Ok(None);
             };
-            match self.recheck(Held::new(&self.waiter.engine, hold, share_id), lease).await? {
+            match self.recheck(Held::new(&self.engine, hold, share_id), lease).await? {
                 RecheckOutcome::Joined(held) => {
                     self.on_seated(&held);
                     return Box::pin(self.accept(held)).await;
@@ -52,26 +55,20 @@ impl Acquisition {
         }
     }
 
-    /// Ends the acquisition with a share of an older hold. The other waiting readers of the process may join it too.
-    pub(super) fn on_joined(&mut self, held: Held) -> Held {
-        self.on_seated(&held);
-        self.waiter.entry = None;
-        held
-    }
-
-    /// Lets the waiting readers join as well, and withdraws the own request. The entry stays until the share is long enough.
-    pub(super) fn on_seated(&mut self, held: &Held) {
-        if let Some(entry) = &self.waiter.entry {
-            let now = self.waiter.engine.clock.now();
+    /// Notes that the acquisition has a share of an older hold. Lets the other waiting readers of the process join it as
+    /// well, and withdraws the own request. The entry stays until the share is long enough.
+    fn on_seated(&mut self, held: &Held) {
+        if let Some(entry) = &self.entry {
+            let now = self.engine.now();
             // The acquisition needs no hold of its own any more.
             if let Some(pending) = entry.on_seated(held.hold(), now) {
-                self.earlier_until = self.earlier_until.max(self.waiter.cancel(pending));
+                self.earlier_until = self.earlier_until.max(self.cancel(pending));
             }
         }
     }
 
     async fn recheck(&mut self, held: Held, lease: Duration) -> Result<RecheckOutcome> {
-        let engine = &Arc::clone(&self.waiter.engine);
+        let engine = &Arc::clone(&self.engine);
         let hold = &Arc::clone(held.hold());
         let standing = hold.offered_subscription();
         let request = AcquireRequest {
@@ -84,10 +81,10 @@ impl Acquisition {
         };
         let underway = self.begin_underway();
         let repeat = Repeat { engine, hold, is_known: false };
-        let attempt = engine.scheme.acquire(&self.waiter.key, &request).await;
+        let attempt = engine.scheme.acquire(&self.key, &request).await;
         repeat.resolve(&attempt);
         drop(underway);
-        let now = engine.clock.now();
+        let now = engine.now();
         let Answered { sent, server, node, value } = match attempt {
             Ok(answer) => answer,
             Err(failure) => {
@@ -112,21 +109,15 @@ impl Acquisition {
                 // A writer waits, so this reader must not join, although its request has extended the hold of the others.
                 Ok(if is_held && !is_waited_for { RecheckOutcome::Joined(held) } else { RecheckOutcome::Closed })
             }
-            Acquired::Granted(_) => {
-                // The hold was lost, and this request has begun another one under its id.
-                if hold.lose(LossReason::Gone) {
-                    engine.release_in_background(hold);
-                }
-                Ok(RecheckOutcome::Closed)
-            }
             Acquired::Late => {
                 // The answer brought the server's time. The reader has no share during the pause.
                 drop(held);
                 self.waiter.tries.backoff.wait().await;
                 Ok(RecheckOutcome::Again)
             }
-            Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {
-                // The server does not have the hold, so other processes may hold the lock.
+            // The server does not have the hold, so other processes may hold the lock. Or the hold was lost, and this
+            // request has begun another one under its id.
+            Acquired::Granted(_) | Acquired::Queued { .. } | Acquired::Contended { .. } | Acquired::Cached { .. } => {
                 if hold.lose(LossReason::Gone) {
                     engine.release_in_background(hold);
                 }
@@ -155,7 +146,7 @@ impl Repeat<'_> {
 impl Drop for Repeat<'_> {
     fn drop(&mut self) {
         if !self.is_known {
-            self.hold.abandon_recheck(self.engine.clock.now());
+            self.hold.abandon_recheck(self.engine.now());
         }
     }
 }

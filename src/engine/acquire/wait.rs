@@ -109,8 +109,8 @@ impl Acquisition {
     ) -> QueueWaitEnd {
         self.subscribe();
         let bounds = self.bounds(request);
-        let options = self.waiter.engine.options();
-        let (clock, counts) = (self.waiter.engine.clock, options.durability.counts_notified_grants());
+        let options = self.engine.options();
+        let (clock, counts) = (self.engine.clock, options.durability.counts_notified_grants());
         // A waiter needs no such statement, because each of its heartbeats shows that its task is polled.
         let states_within = poll_within(options) / 2;
         let mut states_at = replies_until.map_or(Moment::NEVER, |_| clock.now().after(states_within));
@@ -161,7 +161,7 @@ impl Acquisition {
             }
             if states_at <= now {
                 states_at = now.after(states_within);
-                if let Some(entry) = &self.waiter.entry {
+                if let Some(entry) = &self.entry {
                     entry.note_polled(now);
                 }
             }
@@ -176,7 +176,7 @@ impl Acquisition {
             Notifications::Unwanted | Notifications::Never => MAX_RETRY,
         };
         let nap = pause.next(longest).min(retry_in + Duration::from_millis(1));
-        let clock = self.waiter.engine.clock;
+        let clock = self.engine.clock;
         let until = clock.now().after(nap);
         match &mut self.notices {
             Notifications::Subscribed(subscription) => {
@@ -203,8 +203,8 @@ impl Acquisition {
     /// Subscribes to the notifications, if the scheme has any.
     fn subscribe(&mut self) {
         if matches!(self.notices, Notifications::Unwanted) {
-            let scheme = self.waiter.engine.scheme.notifications();
-            let subscription = scheme.map(|scheme| scheme.subscribe(&self.waiter.key, &self.waiter.engine.manager_id));
+            let scheme = self.engine.scheme.notifications();
+            let subscription = scheme.map(|scheme| scheme.subscribe(&self.key, &self.engine.manager_id));
             self.notices = subscription.map_or(Notifications::Never, Notifications::Subscribed);
         }
     }

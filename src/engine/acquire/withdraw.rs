@@ -47,7 +47,7 @@ impl LocalWaiter {
     /// left to withdraw.
     fn leave(&mut self, notices: Notifications) -> Option<Left> {
         let entry = self.entry.take()?;
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         let leaving = entry.leave(notices, self.tries.backoff, now);
         let pending = leaving.pending.and_then(|mut pending| {
             if pending.is_unknown_to_server() {
@@ -78,8 +78,13 @@ impl LocalWaiter {
         }
         let release = self.release_of(&pending);
         let server_until = release.server_until;
-        self.engine.releases.take_back_from_here(release, self.engine.clock.now());
+        self.engine.releases.take_back_from_here(release, self.engine.now());
         Some(server_until)
+    }
+
+    /// Withdraws the request in progress, if there is one. Returns what [`cancel`](Self::cancel) does.
+    pub(super) fn cancel_pending(&self) -> Option<Moment> {
+        self.cancel(self.entry.as_ref()?.give_up_pending()?)
     }
 
     /// Removes the entry, with its request and its share, unless they belong to the parent process.
@@ -98,7 +103,7 @@ impl LocalWaiter {
 
     /// Returns the release that withdraws a request.
     pub(super) fn release_of(&self, pending: &Pending) -> Release {
-        let now = self.engine.clock.now();
+        let now = self.engine.now();
         let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
         let covers = lease::surely_over(self.lease(), self.engine.options().max_clock_skew);
         Release {
@@ -115,7 +120,7 @@ impl Acquisition {
     /// Removes the entry and waits until the request is withdrawn. Without an answer by `answer_by`, or if the future is
     /// dropped, the background continues.
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
-        let engine = &Arc::clone(&self.waiter.engine);
+        let engine = &Arc::clone(&self.engine);
         let untaken = self.share.take();
         let left = self
             .waiter
@@ -125,7 +130,7 @@ impl Acquisition {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
             let withdrawing = pending.map(|mut pending| Withdrawing {
                 engine,
-                release: Some(self.waiter.release_of(&pending)),
+                release: Some(self.release_of(&pending)),
                 _unsettled: engine.releases.unsettled_of(&mut pending),
             });
             let released = async {
@@ -150,7 +155,7 @@ impl Acquisition {
             }
         }
         match self.earlier_until {
-            Some(until) if until > engine.clock.now() => Withdrawn::Perhaps,
+            Some(until) if until > engine.now() => Withdrawn::Perhaps,
             _ => Withdrawn::Surely,
         }
     }

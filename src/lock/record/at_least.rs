@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::{Accepted, HoldRecord};
 use crate::base::lease::{self, ClockSample, Moment, ServerTime};
-use crate::lock::effects::{Rules, Signals};
+use crate::lock::effects::{Event, Rules};
 use crate::lock::end::HoldState;
 use crate::lock::shares::{Share, ShareId};
 use crate::lock::side::WaiterId;
@@ -60,12 +60,11 @@ impl HoldRecord {
         waiter_id: WaiterId,
         (share_id, at_least): (ShareId, AtLeast),
         since: Moment,
-        now: Moment,
-        signals: &mut Signals,
+        event: &mut Event<'_>,
     ) -> Accepted {
-        self.look(now, signals);
+        self.look(event);
         let share = self.shares.get(share_id.slot);
-        if let HoldState::Lost(_) = self.state_of(&share, now) {
+        if let HoldState::Lost(_) = self.state_of(&share, event.now) {
             return Accepted::Over;
         }
         let rest = self.rest.get_or_insert_with(|| {
@@ -73,19 +72,19 @@ impl HoldRecord {
         });
         let share = rest.share;
         if !rest.is_armed {
-            return self.await_renewal(waiter_id, (share_id, share), since, now);
+            return self.await_renewal(waiter_id, (share_id, share), since, event.now);
         }
         self.shares.replace(share_id.slot, share);
         if self.needs_renewal() {
-            self.plan_renewal(now);
+            self.plan_renewal(event.now);
         }
         Accepted::Taken(self.current_token())
     }
 
     /// Notes that the guard is handed out now. Returns false and changes nothing if the hold is over, because it is
     /// then given back without a rest.
-    pub(in crate::lock) fn hand_out(&mut self, now: Moment, signals: &mut Signals) -> bool {
-        self.look(now, signals);
+    pub(in crate::lock) fn hand_out(&mut self, event: &mut Event<'_>) -> bool {
+        self.look(event);
         let is_live = self.phase.is_live();
         if let Some(rest) = self.rest.as_mut().filter(|_| is_live) {
             rest.is_handed_out = true;

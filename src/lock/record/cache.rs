@@ -15,7 +15,7 @@ use crate::base::metrics::Metrics;
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Reception, SubscriptionId};
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::Signals;
+use crate::lock::effects::Event;
 use crate::lock::shares::{Share, ShareId};
 
 /// Parts of a server's answer that concern the cache state of a hold.
@@ -111,7 +111,7 @@ impl CacheState {
     }
 
     /// Applies an answer about the hold. `first` is the first token of the hold.
-    pub(super) fn on_answer(&mut self, answer: CacheAnswer, first: FencingToken, heard: &Reception, now: Moment) {
+    pub(super) fn on_answer(&mut self, answer: CacheAnswer, first: FencingToken, event: &Event<'_>) {
         let CacheAnswer { offered_on, sent, node, is_waited_for } = answer;
         if offered_on.is_some_and(|subscription| subscription.node != node) {
             // Another node serves the lock now, for example after a migration of the slot. Recalls come from that node,
@@ -119,13 +119,13 @@ impl CacheState {
             self.live = None;
         }
         if is_waited_for {
-            self.recalled_at = Some(now);
+            self.recalled_at = Some(event.now);
             return;
         }
-        let last_recall = heard.last_recall_of(first);
+        let last_recall = event.heard.last_recall_of(first);
         self.recalled_at = self.recalled_at.into_iter().chain(last_recall).max().filter(|at| *at >= sent);
         if let Some(SubscriptionId { epoch, .. }) = offered_on.filter(|subscription| subscription.node == node)
-            && heard.is_confirmed(epoch)
+            && event.heard.is_confirmed(epoch)
         {
             self.live = Some(epoch);
         }
@@ -176,10 +176,10 @@ impl HoldRecord {
     }
 
     /// Applies an answer about the hold to its cache state.
-    pub(in crate::lock) fn on_cache_answer(&mut self, answer: CacheAnswer, heard: &Reception, now: Moment) {
+    pub(in crate::lock) fn on_cache_answer(&mut self, answer: CacheAnswer, event: &Event<'_>) {
         let first = self.token;
         let Some(keep) = &mut self.cache else { return };
-        keep.on_answer(answer, first, heard, now);
+        keep.on_answer(answer, first, event);
         // A waiter is known, so no reader may join because of an earlier answer that reported no waiter.
         if keep.recalled_at.is_some() && self.mode == Mode::Read {
             self.share_until = CLOSED;
@@ -273,12 +273,12 @@ impl HoldRecord {
     }
 
     /// Caches the hold after its last guard has left. Returns false if the hold may not be cached.
-    pub(super) fn cache(&mut self, lease: Duration, heard: &Reception, now: Moment) -> bool {
-        let Some(share) = self.unowned_share(lease, heard, now) else {
+    pub(super) fn cache(&mut self, lease: Duration, event: &Event<'_>) -> bool {
+        let Some(share) = self.unowned_share(lease, event.heard, event.now) else {
             return false;
         };
         let slot = self.shares.add(share);
-        self.set_cached(slot, now);
+        self.set_cached(slot, event.now);
         true
     }
 
@@ -340,9 +340,9 @@ impl HoldRecord {
     }
 
     /// Releases a cached hold, as the end of its last guard would.
-    pub(in crate::lock) fn give_up(&mut self, signals: &mut Signals) -> Next {
+    pub(in crate::lock) fn give_up(&mut self, event: &mut Event<'_>) -> Next {
         self.end_cached();
-        self.tell_awaiting(signals);
+        self.tell_awaiting(event);
         self.phase = Phase::Released;
         Next::GivenUp
     }

@@ -7,7 +7,7 @@ use crate::base::attempt::AcquisitionId;
 use crate::base::error::LossReason;
 use crate::base::lease::{self, Moment};
 use crate::base::mode::Mode;
-use crate::lock::effects::{Rules, Signals};
+use crate::lock::effects::{Event, Rules};
 use crate::lock::end::Ended;
 use crate::lock::shares::ShareId;
 
@@ -50,8 +50,8 @@ pub(crate) enum LeftOpen {
 impl HoldRecord {
     /// Begins a conversion, during which no further guard may share the hold. Returns false if the hold has several
     /// guards, is over, or is being converted already.
-    pub(in crate::lock) fn begin_conversion(&mut self, now: Moment, signals: &mut Signals) -> bool {
-        self.look(now, signals);
+    pub(in crate::lock) fn begin_conversion(&mut self, event: &mut Event<'_>) -> bool {
+        self.look(event);
         let alone = self.phase.is_live() && !self.is_converting && self.shares.len() == 1;
         self.is_converting |= alone;
         alone
@@ -70,23 +70,17 @@ impl HoldRecord {
 
     /// Notes that a request to convert the hold is sent now. Once the server has carried out the request, it has only
     /// the new hold, for `lease`.
-    pub(in crate::lock) fn send_conversion(
-        &mut self,
-        now: Moment,
-        lease: Duration,
-        rules: &Rules,
-        signals: &mut Signals,
-    ) {
-        let until = lease::valid_until(now, lease, rules.max_clock_skew);
+    pub(in crate::lock) fn send_conversion(&mut self, lease: Duration, event: &mut Event<'_>) {
+        let until = lease::valid_until(event.now, lease, event.max_clock_skew);
         match &mut self.in_doubt {
             None => self.in_doubt = Some(Box::new(ConversionInDoubt { lease, until, open: None })),
             // The request repeats an earlier conversion.
             Some(new) if lease < new.lease => (new.lease, new.until) = (lease, new.until.min(until)),
             Some(_) => {}
         }
-        self.renew_in_doubt(now);
+        self.renew_in_doubt(event.now);
         // The deadline may be earlier now.
-        self.tell_watchers(signals);
+        self.tell_watchers(event);
     }
 
     /// Notes that the server had the old hold when it answered a request that was sent at `sent`. So the server has not
@@ -118,38 +112,33 @@ impl HoldRecord {
     }
 
     /// Ends the hold now, because the server may have converted it into a hold that is of no use any more.
-    pub(in crate::lock) fn end_with_conversion(&mut self, now: Moment, signals: &mut Signals) {
+    pub(in crate::lock) fn end_with_conversion(&mut self, event: &mut Event<'_>) {
         if let Some(new) = &mut self.in_doubt {
-            new.until = now;
+            new.until = event.now;
         }
-        self.look(now, signals);
+        self.look(event);
     }
 
     /// Leaves a conversion open that the server did not answer and that no task repeats any more. A reader keeps its
     /// guard, and the answer to a renewal decides whether its hold still exists. A writer loses its guard, because
     /// other readers may have entered if the server has converted the hold.
-    pub(in crate::lock) fn leave_conversion_open(
-        &mut self,
-        open: OpenConversion,
-        now: Moment,
-        signals: &mut Signals,
-    ) -> LeftOpen {
+    pub(in crate::lock) fn leave_conversion_open(&mut self, open: OpenConversion, event: &mut Event<'_>) -> LeftOpen {
         self.is_converting = false;
-        self.look(now, signals);
+        self.look(event);
         if self.is_missed {
-            self.lose(LossReason::Gone, now, signals);
+            self.lose(LossReason::Gone, event);
         }
         let Some(new) = self.in_doubt.as_mut().filter(|_| self.phase.is_live()) else {
             return LeftOpen::Lost;
         };
         if self.mode == Mode::Write {
             // Other readers may be inside if the server has converted the hold.
-            self.end_with_conversion(now, signals);
+            self.end_with_conversion(event);
             return LeftOpen::NotAlone;
         }
         new.open = Some(open);
         self.phase = Phase::Unconfirmed;
-        self.renew_in_doubt(now);
+        self.renew_in_doubt(event.now);
         LeftOpen::InDoubt
     }
 
@@ -166,11 +155,11 @@ impl HoldRecord {
     }
 
     /// Applies a conversion that the server has carried out. The old hold needs no release.
-    pub(in crate::lock) fn on_converted(&mut self, share_id: ShareId, signals: &mut Signals) {
+    pub(in crate::lock) fn on_converted(&mut self, share_id: ShareId, event: &mut Event<'_>) {
         self.phase = Phase::Released;
         let (_, end) = self.shares.remove(share_id.slot);
         if let Some(end) = end {
-            signals.add_end(end, Ended::Released);
+            event.add_end(end, Ended::Released);
         }
     }
 }

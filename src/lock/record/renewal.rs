@@ -7,7 +7,7 @@ use crate::base::error::LossReason;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{self, Moment};
 use crate::base::mode::Mode;
-use crate::lock::effects::{Rules, Signals};
+use crate::lock::effects::Event;
 use crate::lock::end::Ended;
 use crate::lock::shares::{Share, ShareId};
 use crate::lock::side::WaiterId;
@@ -65,17 +65,17 @@ impl HoldRecord {
 
     /// Ends the hold, or its shares, if they are over by the clock. Wakes the watchers of the ended shares, and returns
     /// the next event of the hold.
-    pub(in crate::lock) fn next(&mut self, now: Moment, signals: &mut Signals) -> Next {
-        self.look(now, signals);
+    pub(in crate::lock) fn next(&mut self, event: &mut Event<'_>) -> Next {
+        self.look(event);
         if self.phase.is_live() {
-            for end in self.shares.take_over(now) {
-                signals.add_end(end, Ended::Lost(LossReason::MaxHold));
+            for end in self.shares.take_over(event.now) {
+                event.add_end(end, Ended::Lost(LossReason::MaxHold));
             }
-            if self.has_to_give_up(now) {
-                return self.give_up(signals);
+            if self.has_to_give_up(event.now) {
+                return self.give_up(event);
             }
-            if self.last_end() <= now {
-                self.next_end(LossReason::MaxHold, now, signals);
+            if self.last_end() <= event.now {
+                self.next_end(LossReason::MaxHold, event);
             }
         }
         self.due()
@@ -101,53 +101,43 @@ impl HoldRecord {
 
     /// Begins a renewal that is due at `by` or that waits in a queue, and returns the lease to request. No other
     /// renewal becomes due before the answer. If no share has time left, the hold ends instead.
-    pub(in crate::lock) fn begin_renewal(
-        &mut self,
-        now: Moment,
-        by: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
-    ) -> Option<Duration> {
+    pub(in crate::lock) fn begin_renewal(&mut self, by: Moment, event: &mut Event<'_>) -> Option<Duration> {
         let in_line = self.phase.is_live() && self.renewal == RenewalState::InLine;
         if !in_line && !self.is_renewal_due(by) {
             return None;
         }
         if self.is_cached() && !self.needs_renewal() {
-            self.renewal = self.renewal_of_whoever_comes(now);
+            self.renewal = self.renewal_of_whoever_comes(event.now);
             return None;
         }
-        let lease = self.shares.lease_at(now);
+        let lease = self.shares.lease_at(event.now);
         if lease.is_zero() {
-            self.next_end(LossReason::MaxHold, now, signals);
+            self.next_end(LossReason::MaxHold, event);
             return None;
         }
         let lease = self.awaited.as_ref().map_or(lease, |awaited| lease.max(awaited.lease));
         self.renewal = RenewalState::Underway;
-        self.begin_request(now, lease, rules);
+        self.begin_request(lease, event);
         Some(lease)
     }
 
     /// Begins the renewal of a write hold that is due, for a waiter that sends it. The next renewal is due soon, because the
     /// future of the waiter may be dropped, or not be polled any more.
-    pub(in crate::lock) fn begin_own_renewal(
-        &mut self,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
-    ) -> Option<Duration> {
+    pub(in crate::lock) fn begin_own_renewal(&mut self, event: &mut Event<'_>) -> Option<Duration> {
+        let now = event.now;
         if self.mode != Mode::Write || !self.is_renewal_due(now) {
             return None;
         }
-        let lease = self.begin_renewal(now, now, rules, signals)?;
+        let lease = self.begin_renewal(now, event)?;
         self.renewal = RenewalState::Due(now.after(OWN_RENEWAL_PATIENCE).min(now.halfway_to(self.deadline())));
         Some(lease)
     }
 
     /// Notes that no server has carried out the renewal that a waiter sent at `sent`. The next try is due after a pause, as
     /// after a failure of the background, unless the background has begun a renewal meanwhile.
-    pub(in crate::lock) fn on_own_renewal_not_done(&mut self, sent: Moment, now: Moment, signals: &mut Signals) {
+    pub(in crate::lock) fn on_own_renewal_not_done(&mut self, sent: Moment, event: &mut Event<'_>) {
         if matches!(self.renewal, RenewalState::Due(at) if at <= sent.after(OWN_RENEWAL_PATIENCE)) {
-            self.on_no_answer(now, signals);
+            self.on_no_answer(event);
         }
     }
 
@@ -161,44 +151,38 @@ impl HoldRecord {
         RenewalState::Due(now.after(self.renewal_interval(self.asked)).min(now.halfway_to(self.deadline())))
     }
 
-    fn begin_request(&mut self, now: Moment, lease: Duration, rules: &Rules) {
-        let covers = lease::surely_over(lease, rules.max_clock_skew);
-        self.server_until = self.server_until.max(now.after(covers));
+    fn begin_request(&mut self, lease: Duration, event: &Event<'_>) {
+        let covers = lease::surely_over(lease, event.max_clock_skew);
+        self.server_until = self.server_until.max(event.now.after(covers));
         self.copies.ask_for(lease);
     }
 
     /// Applies the answer to a renewal. An answer after the local deadline changes nothing.
-    pub(in crate::lock) fn on_renewed(
-        &mut self,
-        grant: Grant,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
-    ) -> RenewalConfirmed {
+    pub(in crate::lock) fn on_renewed(&mut self, grant: Grant, event: &mut Event<'_>) -> RenewalConfirmed {
         // The clock comes first, since an answer after the local deadline must not bring the hold back.
-        self.look(now, signals);
+        self.look(event);
         if !self.phase.is_live() {
             return RenewalConfirmed::default();
         }
         self.phase = Phase::Held;
         self.backoff.reset();
-        self.stood_at(grant.sent, rules);
+        self.stood_at(grant.sent, event);
         let deadline = self.deadline();
         // `is_claim` is cleared before `apply` runs, because `apply` limits the remaining time of an answer, but not
         // that of a claim.
         let is_claim = std::mem::take(&mut self.is_claim);
-        self.apply(grant, now, rules);
+        self.apply(grant, event);
         if self.deadline() < deadline {
-            self.tell_watchers(signals);
+            self.tell_watchers(event);
         }
         let not_converted = self.resolve_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
-        self.tell_awaiting(signals);
+        self.tell_awaiting(event);
         if is_claim {
-            self.tell_watchers(signals);
+            self.tell_watchers(event);
         }
         // The answer may show that the server lost an earlier grant. Then the deadline may have passed already.
-        self.look(now, signals);
+        self.look(event);
         RenewalConfirmed { is_claim, not_converted }
     }
 
@@ -216,12 +200,12 @@ impl HoldRecord {
     }
 
     /// Notes that a renewal was not answered. The next try is due after a pause.
-    pub(in crate::lock) fn on_no_answer(&mut self, now: Moment, signals: &mut Signals) {
+    pub(in crate::lock) fn on_no_answer(&mut self, event: &mut Event<'_>) {
         if self.phase == Phase::Held {
             self.phase = Phase::Unconfirmed;
         }
-        self.renewal = RenewalState::Due(now.after(self.backoff.pause(self.jitter)));
-        self.tell_awaiting(signals);
+        self.renewal = RenewalState::Due(event.now.after(self.backoff.pause(self.jitter)));
+        self.tell_awaiting(event);
     }
 
     /// Lets a waiter whose share has too little time wait for a renewal. The renewal is due at once and requests the
@@ -268,9 +252,9 @@ impl HoldRecord {
     }
 
     /// Wakes the waiters that wait for the answer to a renewal. They then try again to take their shares.
-    pub(super) fn tell_awaiting(&mut self, signals: &mut Signals) {
+    pub(super) fn tell_awaiting(&mut self, event: &mut Event<'_>) {
         if let Some(awaited) = self.awaited.take() {
-            awaited.waiters.into_iter().for_each(|waiter_id| signals.wake(waiter_id));
+            awaited.waiters.into_iter().for_each(|waiter_id| event.wake(waiter_id));
         }
     }
 
@@ -282,13 +266,13 @@ impl HoldRecord {
     /// Applies an answer that says that the server does not know the hold. If a conversion is under way, it may have
     /// replaced the hold, and the answer to the conversion decides. A force by an operator ends the hold in any case,
     /// because the force has ended both the old hold and the new one.
-    pub(in crate::lock) fn on_unknown(&mut self, reason: LossReason, now: Moment, signals: &mut Signals) {
+    pub(in crate::lock) fn on_unknown(&mut self, reason: LossReason, event: &mut Event<'_>) {
         if self.is_converting && self.in_doubt.is_some() && reason != LossReason::Forced {
             self.renewal = RenewalState::Needless;
             self.is_missed = true;
             return;
         }
-        self.lose(reason, now, signals);
+        self.lose(reason, event);
     }
 }
 
@@ -305,18 +289,16 @@ impl HoldRecord {
     pub(in crate::lock) fn begin_recheck(
         &mut self,
         share: Share,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
+        event: &mut Event<'_>,
     ) -> Option<(ShareId, Duration)> {
-        self.look(now, signals);
+        self.look(event);
         let is_open = self.is_open() && self.share_until != CLOSED && !self.shares.is_empty();
         if self.mode != Mode::Read || !is_open {
             return None;
         }
-        let share_id = self.admit(share.as_unclaimed_for(rules.max_delay, now));
-        let lease = self.shares.lease_at(now).max(share.lease_at(now));
-        self.begin_request(now, lease, rules);
+        let share_id = self.admit(share.as_unclaimed_for(event.max_delay, event.now));
+        let lease = self.shares.lease_at(event.now).max(share.lease_at(event.now));
+        self.begin_request(lease, event);
         self.copies.begin();
         Some((share_id, lease))
     }
@@ -331,11 +313,9 @@ impl HoldRecord {
         &mut self,
         grant: Grant,
         share_until: Option<Moment>,
-        now: Moment,
-        rules: &Rules,
-        signals: &mut Signals,
+        event: &mut Event<'_>,
     ) -> (bool, bool) {
-        let claims = self.on_renewed(grant, now, rules, signals).is_claim;
+        let claims = self.on_renewed(grant, event).is_claim;
         // If a waiter recalled the hold after the request was sent, the reader must not pass that waiter.
         let is_called = self.was_recalled_since(grant.sent);
         self.share_until = share_until.filter(|_| !is_called).unwrap_or(CLOSED);

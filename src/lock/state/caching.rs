@@ -6,7 +6,7 @@ use super::State;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Reception};
-use crate::lock::effects::{Effects, InRenewalQueue, Inputs};
+use crate::lock::effects::{CellEvent, InRenewalQueue};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::WaiterId;
 
@@ -52,18 +52,17 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         waiter_id: WaiterId,
         wants: ShareRequest,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> bool {
-        if self.wait_queue.as_deref().is_some_and(|queue| !queue.writes.is_idle()) {
+        if self.writer_waits() {
             return false;
         }
-        let heard = inputs.heard;
+        let now = event.now;
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
-            let share_id = entry.record.take_cached(wants.from(now).as_unclaimed(now), wants.cache_for, heard, now)?;
-            entry.due_if_sooner(effects);
+            let share_id =
+                entry.record.take_cached(wants.from(now).as_unclaimed(now), wants.cache_for, event.heard, now)?;
+            entry.due_if_sooner(event);
             Some((handle, share_id))
         });
         let Some(handed) = handed else { return false };
@@ -73,11 +72,11 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Ends the cached holds that exclude this mode, because an acquisition of this process wants the mode. Returns
     /// these holds. The caller sends their releases.
-    pub(in crate::lock) fn end_cached(&mut self, mode: Mode, effects: &mut Effects<H>) -> Vec<Arc<H>> {
+    pub(in crate::lock) fn end_cached(&mut self, mode: Mode, event: &mut CellEvent<'_, H>) -> Vec<Arc<H>> {
         let mut ended = Vec::new();
-        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+        for entry in self.holds.listed_mut() {
             if entry.record.mode().excludes(mode) && entry.record.is_cached() {
-                entry.record.give_up(&mut effects.signals);
+                entry.record.give_up(event);
                 ended.extend(entry.handle.clone());
             }
         }
@@ -86,30 +85,30 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Marks the cached holds that exclude this mode as wanted, because a waiter of this process wants the mode. The
     /// background then releases these holds.
-    pub(super) fn recall_cached(&mut self, mode: Mode, now: Moment, effects: &mut Effects<H>) {
-        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+    pub(super) fn recall_cached(&mut self, mode: Mode, event: &mut CellEvent<'_, H>) {
+        for entry in self.holds.listed_mut() {
             if entry.record.mode().excludes(mode) && entry.record.is_cached() {
-                entry.record.note_wanted(now);
-                entry.due_if_sooner(effects);
+                entry.record.note_wanted(event.now);
+                entry.due_if_sooner(event);
             }
         }
     }
 
     /// Applies a recall. Returns true if a guard is inside, and a try sent the recall.
-    pub(in crate::lock) fn on_recall(&mut self, call: &Recall, now: Moment, effects: &mut Effects<H>) -> bool {
+    pub(in crate::lock) fn on_recall(&mut self, call: &Recall, event: &mut CellEvent<'_, H>) -> bool {
         let mut is_used = false;
-        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
-            is_used |= entry.record.on_recall(call, now);
-            entry.due_if_sooner(effects);
+        for entry in self.holds.listed_mut() {
+            is_used |= entry.record.on_recall(call, event.now);
+            entry.due_if_sooner(event);
         }
         is_used
     }
 
     /// Notes that recalls may have been missed.
-    pub(in crate::lock) fn on_subscription_lost(&mut self, effects: &mut Effects<H>) {
-        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed) {
+    pub(in crate::lock) fn on_subscription_lost(&mut self, event: &mut CellEvent<'_, H>) {
+        for entry in self.holds.listed_mut() {
             entry.record.on_subscription_lost();
-            entry.due_if_sooner(effects);
+            entry.due_if_sooner(event);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::base::recalls::Reception;
 use crate::base::reentry::OwnerId;
-use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Signals};
+use crate::lock::effects::{CellEvent, Event, InRenewalQueue};
 use crate::lock::record::{GrantIdentity, HoldRecord, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
 use crate::lock::side::{First, Pending, WaiterId};
@@ -47,10 +47,9 @@ impl<H: InRenewalQueue> State<H> {
     }
 
     /// Returns a hold of which this owner has a guard.
-    pub(in crate::lock) fn held_by(&mut self, owner: OwnerId, now: Moment, effects: &mut Effects<H>) -> Option<Arc<H>> {
-        let mut listed = self.holds.iter_mut().filter(|entry| entry.is_listed);
-        listed.find_map(|entry| {
-            let is_owned = entry.record.is_held_by(owner, now, &mut effects.signals);
+    pub(in crate::lock) fn held_by(&mut self, owner: OwnerId, event: &mut CellEvent<'_, H>) -> Option<Arc<H>> {
+        self.holds.listed_mut().find_map(|entry| {
+            let is_owned = entry.record.is_held_by(owner, event);
             if is_owned { entry.handle.clone() } else { None }
         })
     }
@@ -64,21 +63,19 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         granted: NewHold,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> Option<(u64, Arc<H>, ShareId)> {
         let number = self.last_hold + 1;
         let granting = granted.granting.clone();
-        let (mut record, share_id) = HoldRecord::new(granted, inputs.heard, now, inputs);
+        let (mut record, share_id) = HoldRecord::new(granted, event);
         // A grant that is over on arrival was never a hold, so no end is reported.
-        if !matches!(record.next(now, &mut Signals::default()), Next::At(_)) {
+        if !matches!(record.next(&mut Event::new(event.now, event.rules, event.heard)), Next::At(_)) {
             return None;
         }
         self.last_hold = number;
         let hold = make(number, granting);
         let entry = Entry { number, is_listed: true, handle: Some(Arc::clone(&hold)), record };
-        entry.due_if_sooner(effects);
+        entry.due_if_sooner(event);
         self.holds.push(entry);
         Some((number, hold, share_id))
     }
@@ -89,9 +86,7 @@ impl<H: InRenewalQueue> State<H> {
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         waiter_id: WaiterId,
         mut granted: NewHold,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> (GrantOutcome<H>, Option<Pending>) {
         let mode = granted.granting.mode;
         let Some(Some(pending)) = self.pending(mode, waiter_id) else {
@@ -102,10 +97,10 @@ impl<H: InRenewalQueue> State<H> {
         }
         pending.is_recorded = true;
         granted.in_doubt_requests = pending.copies;
-        let Some((number, hold, share_id)) = self.install(make, granted, now, inputs, effects) else {
+        let Some((number, hold, share_id)) = self.install(make, granted, event) else {
             return (GrantOutcome::Over, None);
         };
-        let pending = self.on_seated(mode, waiter_id, number, now, effects);
+        let pending = self.on_seated(mode, waiter_id, number, event);
         (GrantOutcome::Hold(hold, share_id), pending)
     }
 
@@ -117,36 +112,34 @@ impl<H: InRenewalQueue> State<H> {
         mode: Mode,
         waiter_id: WaiterId,
         number: u64,
-        now: Moment,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> Option<Pending> {
         let wait_queue = self.wait_queue();
         let side = wait_queue.side_mut(mode);
         side.outage = None;
-        side.wake_at_first_answer(mode, &mut effects.signals);
+        side.wake_at_first_answer(mode, event);
         let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
         let extra_request = wait_queue.extra_requests.remove(&waiter_id).map(|extra_request| extra_request.pending);
         if mode == Mode::Read {
-            self.join_waiting(number, now, effects);
+            self.join_waiting(number, event);
         }
-        self.lose_overtaken(number, now, effects);
+        self.lose_overtaken(number, event);
         leader.or(extra_request).flatten()
     }
 
     /// Lets all readers that wait here join a hold, if the hold has enough time for them.
-    fn join_waiting(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
+    fn join_waiting(&mut self, number: u64, event: &mut CellEvent<'_, H>) {
         let (Some(entry), Some(wait_queue)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
         };
         let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut wait_queue.handed) else {
             return;
         };
-        let signals = &mut effects.signals;
         wait_queue.reads.retain_waiters(|waiter_id, waiter| {
-            let joined = record.join_phase(waiter.wants.from(now), now, signals);
+            let joined = record.join_phase(waiter.wants.from(event.now), event);
             if let Some(share_id) = joined {
                 handed.insert(waiter_id, (Arc::clone(hold), share_id));
-                signals.wake(waiter_id);
+                event.wake(waiter_id);
             }
             joined.is_none()
         });
@@ -154,22 +147,22 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Ends the older of two live holds that conflict, as lost. The server granted the newer hold, so it must have lost
     /// the older one.
-    fn lose_overtaken(&mut self, number: u64, now: Moment, effects: &mut Effects<H>) {
+    fn lose_overtaken(&mut self, number: u64, event: &mut CellEvent<'_, H>) {
         let new = self.record(number);
         let (mode, token) = (new.mode(), new.token());
         let mut is_overtaken = false;
-        for entry in self.holds.iter_mut().filter(|entry| entry.is_listed && entry.number != number) {
+        for entry in self.holds.listed_mut().filter(|entry| entry.number != number) {
             let other = &mut entry.record;
             let conflicts = other.is_live() && other.mode().excludes(mode);
             if conflicts && other.token() < token {
-                other.lose(LossReason::Gone, now, &mut effects.signals);
-                entry.due_if_sooner(effects);
+                other.lose(LossReason::Gone, event);
+                entry.due_if_sooner(event);
             } else {
                 is_overtaken |= conflicts;
             }
         }
         if is_overtaken {
-            self.change(number, effects, |record, effects| record.lose(LossReason::Gone, now, &mut effects.signals));
+            self.change(number, event, |record, event| record.lose(LossReason::Gone, event));
         }
     }
 
@@ -179,31 +172,29 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         number: u64,
         share_id: ShareId,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> ShareRemoved {
         let next = self.wait_queue.as_deref().map_or(First::Nobody, |wait_queue| wait_queue.writes.first());
         let entry = self.entry(number);
-        let removed = entry.record.remove_share(share_id, now, next, inputs.heard, inputs, &mut effects.signals);
-        entry.due_if_sooner(effects);
-        entry.release_handle(effects);
+        let removed = entry.record.remove_share(share_id, next, event);
+        entry.due_if_sooner(event);
+        entry.release_handle(event);
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
             && let Some(wait_queue) = self.wait_queue.as_deref_mut()
             && let Some((first, _)) = wait_queue.writes.pop_first()
         {
             wait_queue.handed.insert(first, (hold, share_id));
-            effects.signals.wake(first);
+            event.wake(first);
         }
         removed
     }
 
     /// Removes a hold that is over from the listed holds, so that it blocks no waiter any more.
-    pub(in crate::lock) fn on_end(&mut self, number: u64, effects: &mut Effects<H>) {
+    pub(in crate::lock) fn on_end(&mut self, number: u64, event: &mut CellEvent<'_, H>) {
         let entry = self.entry(number);
         entry.is_listed = false;
-        entry.release_handle(effects);
+        entry.release_handle(event);
     }
 
     /// Replaces a converted hold by the new hold of the other side.
@@ -212,17 +203,15 @@ impl<H: InRenewalQueue> State<H> {
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         old: u64,
         granted: NewHold,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> Option<(Arc<H>, ShareId)> {
         let mode = granted.granting.mode;
-        let (number, hold, share_id) = self.install(make, granted, now, inputs, effects)?;
-        self.on_end(old, effects);
+        let (number, hold, share_id) = self.install(make, granted, event)?;
+        self.on_end(old, event);
         if mode == Mode::Read {
-            self.join_waiting(number, now, effects);
+            self.join_waiting(number, event);
         }
-        self.lose_overtaken(number, now, effects);
+        self.lose_overtaken(number, event);
         Some((hold, share_id))
     }
 
@@ -232,28 +221,31 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
         granted: NewHold,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> Option<(Arc<H>, ShareId)> {
-        let (number, hold, share_id) = self.install(make, granted, now, inputs, effects)?;
-        self.lose_overtaken(number, now, effects);
+        let (number, hold, share_id) = self.install(make, granted, event)?;
+        self.lose_overtaken(number, event);
         Some((hold, share_id))
     }
 
     /// Removes the guard's share from a converted hold. The guard has a share of the new hold.
-    pub(in crate::lock) fn note_share_converted(&mut self, number: u64, share_id: ShareId, effects: &mut Effects<H>) {
+    pub(in crate::lock) fn note_share_converted(
+        &mut self,
+        number: u64,
+        share_id: ShareId,
+        event: &mut CellEvent<'_, H>,
+    ) {
         let entry = self.entry(number);
-        entry.record.on_converted(share_id, &mut effects.signals);
-        entry.release_handle(effects);
+        entry.record.on_converted(share_id, event);
+        entry.release_handle(event);
     }
 }
 
 impl<H> Entry<H> {
     /// Drops the cell's handle of a hold that is not listed and has no guard.
-    fn release_handle(&mut self, effects: &mut Effects<H>) {
+    fn release_handle(&mut self, event: &mut CellEvent<'_, H>) {
         if !self.is_listed && self.record.guards() == 0 {
-            effects.drop_later(self.handle.take());
+            event.drop_later(self.handle.take());
         }
     }
 }

@@ -19,8 +19,8 @@ impl<H> Holds<H> {
         self.first.iter().chain(&self.others)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry<H>> {
-        self.first.iter_mut().chain(&mut self.others)
+    pub(super) fn listed_mut(&mut self) -> impl Iterator<Item = &mut Entry<H>> {
+        self.first.iter_mut().chain(&mut self.others).filter(|entry| entry.is_listed)
     }
 
     /// Returns the first result of `find`. This function does not chain iterators, because a chain would make joins

@@ -8,7 +8,7 @@ use crate::base::attempt::Failure;
 use crate::base::backoff::Backoff;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
-use crate::lock::effects::{Effects, InRenewalQueue, Inputs, Rules};
+use crate::lock::effects::{CellEvent, InRenewalQueue};
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{LastRefusal, Pending, SideOutage, WaitStart, Waiter, WaiterId};
@@ -27,25 +27,24 @@ impl<H: InRenewalQueue> State<H> {
         mode: Mode,
         again: Option<WaiterId>,
         wants: ShareRequest,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> (WaiterId, bool) {
+        let now = event.now;
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
         // A leader that was passed over is an ordinary waiter from here on, also if it gets a cached hold at once.
         if let (Some(again), Some(queue)) = (again, self.wait_queue.as_deref_mut()) {
             queue.extra_requests.remove(&again);
         }
-        if mode == Mode::Write && self.hand_cached(waiter_id, wants, now, inputs, effects) {
+        if mode == Mode::Write && self.hand_cached(waiter_id, wants, event) {
             return (waiter_id, true);
         }
         let may_ask = self.may_ask(mode);
         let side = self.side(mode);
         if may_ask && side.is_idle() {
-            side.lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
+            side.lead(waiter_id, (wants.owner, WaitStart(now)), event);
             return (waiter_id, false);
         }
-        self.recall_cached(mode, now, effects);
+        self.recall_cached(mode, event);
         let side = self.side(mode);
         side.wait(waiter_id, Waiter { wants, since: WaitStart(now) });
         (waiter_id, true)
@@ -57,9 +56,7 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         mode: Mode,
         wants: ShareRequest,
-        now: Moment,
-        inputs: &Inputs<'_>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> Option<(WaiterId, bool)> {
         let has_waiters =
             || self.wait_queue.as_deref().is_some_and(|queue| queue.reads.has_waiters() || queue.writes.has_waiters());
@@ -71,14 +68,14 @@ impl<H: InRenewalQueue> State<H> {
             return None;
         }
         let waiter_id = self.waiter_id();
-        if mode == Mode::Write && self.hand_cached(waiter_id, wants, now, inputs, effects) {
+        if mode == Mode::Write && self.hand_cached(waiter_id, wants, event) {
             return Some((waiter_id, true));
         }
         let queue = self.wait_queue();
         if queue.side_mut(mode).has_leader() {
             queue.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
         } else {
-            queue.side_mut(mode).lead(waiter_id, (wants.owner, WaitStart(now)), now.after(inputs.poll_within));
+            queue.side_mut(mode).lead(waiter_id, (wants.owner, WaitStart(event.now)), event);
         }
         Some((waiter_id, false))
     }
@@ -167,11 +164,11 @@ impl<H: InRenewalQueue> State<H> {
         mode: Mode,
         waiter_id: WaiterId,
         outage: Option<SideOutage>,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) {
         let side = self.side(mode);
         let asks = side.leader(waiter_id).is_some();
-        side.on_outage(mode, outage, asks, &mut effects.signals);
+        side.on_outage(mode, outage, asks, event);
     }
 
     /// Fails all waiters that were here when the leader sent its newest attempt, because the attempt was for them too.
@@ -180,7 +177,7 @@ impl<H: InRenewalQueue> State<H> {
         mode: Mode,
         waiter_id: WaiterId,
         failure: &Failure,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) {
         let queue = self.wait_queue();
         let Some(newest) = queue.side_mut(mode).leader(waiter_id).map(|leader| leader.newest) else {
@@ -188,7 +185,7 @@ impl<H: InRenewalQueue> State<H> {
         };
         for waiter_id in queue.side_mut(mode).take_waiters_up_to(newest).into_keys() {
             queue.failed.insert(waiter_id, failure.clone());
-            effects.signals.wake(waiter_id);
+            event.wake(waiter_id);
         }
     }
 
@@ -219,8 +216,8 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Replaces each leader that was not polled in time by the next waiter, which continues the request. When the former
     /// leader is polled again, it waits as others do.
-    pub(in crate::lock) fn on_stalled_leader(&mut self, now: Moment, rules: &Rules) {
-        if self.looks_at.is_some_and(|at| at > now) {
+    pub(in crate::lock) fn on_stalled_leader(&mut self, event: &CellEvent<'_, H>) {
+        if self.looks_at.is_some_and(|at| at > event.now) {
             return; // a later check is planned
         }
         self.looks_at = None;
@@ -230,11 +227,11 @@ impl<H: InRenewalQueue> State<H> {
             }
             let queue = self.wait_queue();
             let side = queue.side_mut(mode);
-            let Some(mut leader) = side.take_stalled(now) else {
+            let Some(mut leader) = side.take_stalled(event.now) else {
                 continue;
             };
             if let Some(pending) = &mut leader.pending {
-                pending.copies.abandon_all(now.after(rules.max_delay));
+                pending.copies.abandon_all(event.now.after(event.max_delay));
             }
             side.pending = leader.pending;
             queue.extra_requests.insert(leader.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
@@ -247,9 +244,7 @@ impl<H: InRenewalQueue> State<H> {
         mode: Mode,
         waiter_id: WaiterId,
         backoff: Backoff,
-        now: Moment,
-        rules: &Rules,
-        effects: &mut Effects<H>,
+        event: &mut CellEvent<'_, H>,
     ) -> LeftEntry<H> {
         let may_ask = self.may_ask(mode);
         let queue = self.wait_queue();
@@ -260,13 +255,13 @@ impl<H: InRenewalQueue> State<H> {
         let leader = side.take_leader(waiter_id);
         let goes_on = leader.is_some() && may_ask && side.has_waiters();
         if leader.is_some() {
-            side.wake_at_first_answer(mode, &mut effects.signals);
+            side.wake_at_first_answer(mode, event);
         }
         let asked =
             leader.map(|leader| leader.pending).or_else(|| Some(queue.extra_requests.remove(&waiter_id)?.pending));
         let mut pending = asked.flatten();
         if let Some(pending) = &mut pending {
-            pending.copies.abandon_all(now.after(rules.max_delay));
+            pending.copies.abandon_all(event.now.after(event.max_delay));
             // A leader that has sent no copy leaves the backoff of the leader before.
             pending.backoff.get_or_insert(backoff);
         }

@@ -86,7 +86,7 @@ impl Driver<'_> {
             return;
         }
         let outage = attempt.is_err().then_some(SideOutage { since: sent, source: None });
-        self.event(|state, _, effects| state.on_outage(mode, waiter_id, outage, effects));
+        self.event(|state, event| state.on_outage(mode, waiter_id, outage, event));
         let Ok(answer) = attempt else { return };
         match NextStep::after(&answer.value, waits, || unreachable!("nothing is recalled")) {
             NextStep::EndRefused => {
@@ -125,8 +125,7 @@ impl Driver<'_> {
         let ExploredTask { waiter_id, mode, .. } = *self.task(number);
         let has_enough = new_hold.has_enough(now, Duration::ZERO);
         let make = |number, _| Arc::new(ExploredHold(number));
-        let (outcome, _) =
-            self.event(|state, inputs, effects| state.on_grant(make, waiter_id, new_hold, now, inputs, effects));
+        let (outcome, _) = self.event(|state, event| state.on_grant(make, waiter_id, new_hold, event));
         match outcome {
             GrantOutcome::Hold(hold, share_id) => {
                 let hold = hold.number();
@@ -178,8 +177,7 @@ impl Driver<'_> {
     pub fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
         let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let share = (share_id, self.wants().from(now));
-        let accepted =
-            self.event_of(hold, |record, rules, signals| record.accept(waiter_id, share, since, now, rules, signals));
+        let accepted = self.event_of(hold, |record, event| record.accept(waiter_id, share, since, event));
         match accepted {
             Accepted::Taken(token) => self.seat(number, hold, share_id, token),
             Accepted::Short { .. } => {
@@ -192,10 +190,10 @@ impl Driver<'_> {
                 self.task(number).was_late = self.has_threads();
                 let ExploredTask { mode, waits, .. } = *self.task(number);
                 let wants = self.wants();
-                let entered = self.event(|state, inputs, effects| match waits {
-                    true => Some(state.enter(mode, Some(waiter_id), wants, now, inputs, effects)),
+                let entered = self.event(|state, event| match waits {
+                    true => Some(state.enter(mode, Some(waiter_id), wants, event)),
                     // It asks at once, unless a waiter of this process is before it.
-                    false => state.try_enter(mode, wants, now, inputs, effects),
+                    false => state.try_enter(mode, wants, event),
                 });
                 let task = self.task(number);
                 task.stage = match entered {
@@ -210,16 +208,13 @@ impl Driver<'_> {
 
     /// Does what a waiter does whose share has too little time, before it waits.
     fn renew_from_here(&mut self, hold: u64) {
-        let now = self.now();
-        if let Some(lease) = self.event_of(hold, |record, rules, signals| record.begin_own_renewal(now, rules, signals))
-        {
+        if let Some(lease) = self.event_of(hold, |record, event| record.begin_own_renewal(event)) {
             let slot = self.process.slot_of_hold(hold);
             self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
         }
     }
 
     pub fn on_renew_answer(&mut self, hold: u64, lease: Duration, copy: FlyingCopy, reply: Option<HeardReply>) {
-        let now = self.now();
         let renewed = match reply {
             Some(HeardReply::Renewed { remaining, is_waited_for, tokens }) => {
                 self.on_cache_answer(hold, &copy, is_waited_for, tokens);
@@ -227,14 +222,14 @@ impl Driver<'_> {
             }
             _ => None,
         };
-        let not_converted = self.event_of(hold, |record, rules, signals| match (reply, renewed) {
-            (_, Some(grant)) => record.on_renewed(grant, now, rules, signals).not_converted,
+        let not_converted = self.event_of(hold, |record, event| match (reply, renewed) {
+            (_, Some(grant)) => record.on_renewed(grant, event).not_converted,
             (None, None) => {
-                record.on_no_answer(now, signals);
+                record.on_no_answer(event);
                 None
             }
             (Some(_), None) => {
-                record.on_unknown(LossReason::Gone, now, signals);
+                record.on_unknown(LossReason::Gone, event);
                 None
             }
         });

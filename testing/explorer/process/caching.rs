@@ -109,11 +109,10 @@ impl Driver<'_> {
         if copy.offered.is_none() {
             return;
         }
-        let (now, reception) = (self.now(), self.process.reception);
         let answer = self.cache_answer(copy, is_waited_for);
         let tokens = tokens.map(|(first, count)| (self.token(first), u64::from(count)));
-        self.event_of(hold, |record, _, _| {
-            record.on_cache_answer(answer, &reception, now);
+        self.event_of(hold, |record, event| {
+            record.on_cache_answer(answer, event);
             tokens.into_iter().for_each(|(first, count)| record.add_tokens(first, count));
         });
     }
@@ -133,7 +132,7 @@ impl Driver<'_> {
         }
         let is_try = tries.is_some();
         let recall = Recall { token, tries: tries.map(|id| id.to_string().into()) };
-        let is_used = self.event(|state, _, effects| state.on_recall(&recall, now, effects));
+        let is_used = self.event(|state, event| state.on_recall(&recall, event));
         let holds: Vec<_> = self.process.state.handles().collect();
         let has_guard = holds.iter().any(|hold| self.process.state.record(hold.number()).guards() > 0);
         let is_wrong = blunder == Some(Blunder::AnswersInUseWhenIdle) && is_try && !holds.is_empty();
@@ -205,7 +204,7 @@ impl Driver<'_> {
             return;
         }
         (self.process.reception.subscription, self.process.reception.live_until) = (None, Moment::from_nanos(0));
-        self.event(|state, _, effects| state.on_subscription_lost(effects));
+        self.event(|state, event| state.on_subscription_lost(event));
     }
 
     /// Gives up the cached holds, because they are too many.
@@ -213,7 +212,7 @@ impl Driver<'_> {
         let now = self.now();
         for (hold, _) in self.process.holds.clone() {
             if self.record(hold).is_cached() {
-                self.event_of(hold, |record, _, _| record.note_wanted(now));
+                self.event_of(hold, |record, _| record.note_wanted(now));
             }
         }
     }
@@ -231,7 +230,7 @@ impl Driver<'_> {
 
     /// Ends the cached holds of this process that exclude an acquisition. Their releases are sent before its request.
     pub fn release_cached(&mut self, mode: Mode) {
-        let ended = self.event(|state, _, effects| state.end_cached(mode, effects));
+        let ended = self.event(|state, event| state.end_cached(mode, event));
         ended.iter().for_each(|hold| self.give_back(hold.number(), Some(hold.number())));
         if !ended.is_empty() {
             self.send_releases();

@@ -12,7 +12,7 @@ impl Driver<'_> {
             Mode::Write => Mode::Read,
         };
         let has_conflict = to == Mode::Write && self.process.state.writer_waits();
-        if has_conflict || !self.event_of(hold, |record, _, signals| record.begin_conversion(now, signals)) {
+        if has_conflict || !self.event_of(hold, |record, event| record.begin_conversion(event)) {
             return;
         }
         // A later copy of the same conversion finds what an earlier one did.
@@ -26,12 +26,12 @@ impl Driver<'_> {
     }
 
     pub fn send_conversion(&mut self, number: u8) {
-        let (now, from) = (self.now(), self.converted_slot(number));
+        let from = self.converted_slot(number);
         let Stage::Converts { hold, conversion, .. } = &mut self.task(number).stage else { return };
         conversion.copies.begin();
         conversion.stage = ConversionStage::Asks;
         let (hold, ExploredConversion { slot, to, .. }) = (*hold, *conversion);
-        self.event_of(hold, |record, rules, signals| record.send_conversion(now, HOLD_LEASE, rules, signals));
+        self.event_of(hold, |record, event| record.send_conversion(HOLD_LEASE, event));
         self.send(slot, Asked::Convert { from, to }, Purpose::Convert { task: number, slot });
     }
 
@@ -44,7 +44,7 @@ impl Driver<'_> {
 
     /// Applies the answer to a copy of a conversion. If there is none and the conversion `is_unreachable`, it ends.
     pub fn on_convert_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>, is_unreachable: bool) {
-        let (now, sent) = (self.now(), copy.sent);
+        let sent = copy.sent;
         let Stage::Converts { hold, share_id, mut conversion } = self.task(number).stage else { return };
         match reply {
             Some(HeardReply::Late) => conversion.copies.on_late(),
@@ -59,7 +59,7 @@ impl Driver<'_> {
             Some(HeardReply::Granted(grant)) => self.on_converted(number, &copy, grant),
             Some(HeardReply::Refused { is_cached }) => self.on_conversion_refused(number, sent, is_cached),
             Some(HeardReply::Lost) => {
-                self.event_of(hold, |record, _, signals| record.lose(LossReason::Gone, now, signals));
+                self.event_of(hold, |record, event| record.lose(LossReason::Gone, event));
                 self.drop_conversion(number);
             }
             None | Some(HeardReply::Late) => self.on_no_conversion(number, is_unreachable),
@@ -75,17 +75,17 @@ impl Driver<'_> {
             // An earlier copy may yet find the others gone. The old hold would then be gone too.
             Some(until) => {
                 conversion.stage = ConversionStage::AwaitsStrays(until);
-                self.event_of(hold, |record, rules, _| record.stood_at(sent, rules));
+                self.event_of(hold, |record, event| record.stood_at(sent, event));
             }
             // The holders that it has recalled have some time to give their holds up.
             None if is_cached && now < *conversion.recalls_until.get_or_insert(then) => {
                 conversion.stage = ConversionStage::AwaitsHolders(then);
-                self.event_of(hold, |record, _, _| record.cancel_conversion());
+                self.event_of(hold, |record, _| record.cancel_conversion());
             }
             None => {
-                self.event_of(hold, |record, _, _| record.cancel_conversion());
+                self.event_of(hold, |record, _| record.cancel_conversion());
                 self.end_conversion(number);
-                self.event_of(hold, |record, _, _| record.refuse_conversion(now));
+                self.event_of(hold, |record, _| record.refuse_conversion(now));
             }
         }
     }
@@ -95,7 +95,7 @@ impl Driver<'_> {
         let now = self.now();
         let Stage::Converts { hold, conversion, .. } = self.task(number).stage else { return };
         let is_in_doubt = !conversion.copies.is_none();
-        self.event_of(hold, |record, _, _| match is_in_doubt {
+        self.event_of(hold, |record, _| match is_in_doubt {
             // Each answer that knows the old hold shows that it was not converted yet.
             true => record.renew_now(now),
             false => record.cancel_conversion(),
@@ -105,10 +105,10 @@ impl Driver<'_> {
             (true, true) => self.leave_open(number),
             (true, false) => {
                 self.end_conversion(number);
-                self.event_of(hold, |record, _, _| record.refuse_conversion(now));
+                self.event_of(hold, |record, _| record.refuse_conversion(now));
             }
             (false, _) if is_over => {
-                self.event_of(hold, |record, _, signals| record.lose(LossReason::Expired, now, signals));
+                self.event_of(hold, |record, event| record.lose(LossReason::Expired, event));
                 self.drop_conversion(number);
             }
             (false, _) => {
@@ -124,7 +124,7 @@ impl Driver<'_> {
         let now = self.now();
         let Stage::Converts { hold, conversion, .. } = self.task(number).stage else { return };
         let open = open_of(&conversion, now);
-        match self.event_of(hold, |record, _, signals| record.leave_conversion_open(open, now, signals)) {
+        match self.event_of(hold, |record, event| record.leave_conversion_open(open, event)) {
             LeftOpen::InDoubt => self.end_conversion(number),
             LeftOpen::NotAlone | LeftOpen::Lost => self.drop_conversion(number),
         }
@@ -132,7 +132,7 @@ impl Driver<'_> {
 
     /// Puts the new hold in the place of the old one.
     fn on_converted(&mut self, number: u8, copy: &FlyingCopy, heard: HeardGrant) {
-        let (now, sent) = (self.now(), copy.sent);
+        let sent = copy.sent;
         let Stage::Converts { hold, share_id, conversion } = self.task(number).stage else { return };
         let ExploredConversion { slot, to, copies, .. } = conversion;
         let granted = self.granted(heard);
@@ -140,12 +140,11 @@ impl Driver<'_> {
         let new_hold = self.new_hold((slot, to), &granted, (sent, HOLD_LEASE), Some(cache));
         let new_hold = NewHold { share, in_doubt_requests: copies, ..new_hold };
         let make = |number, _| Arc::new(ExploredHold(number));
-        let converted =
-            self.event(|state, inputs, effects| state.on_converted(make, hold, new_hold, now, inputs, effects));
+        let converted = self.event(|state, event| state.on_converted(make, hold, new_hold, event));
         let Some((new, new_share)) = converted else {
-            self.event_of(hold, |record, _, signals| {
-                record.end_with_conversion(now, signals);
-                record.lose(LossReason::Expired, now, signals);
+            self.event_of(hold, |record, event| {
+                record.end_with_conversion(event);
+                record.lose(LossReason::Expired, event);
             });
             return self.drop_conversion(number);
         };
@@ -155,7 +154,7 @@ impl Driver<'_> {
             let task = ExploredTask { stage, ..self.task(number).clone() };
             self.process.tasks.push(task);
         } else {
-            self.event(|state, _, effects| state.note_share_converted(hold, share_id, effects));
+            self.event(|state, event| state.note_share_converted(hold, share_id, event));
             self.give_back_converted(hold, sent);
         }
         self.task(number).mode = to;
@@ -182,7 +181,7 @@ impl Driver<'_> {
     pub fn drop_conversion(&mut self, number: u8) {
         let now = self.now();
         let Stage::Converts { hold, mut conversion, .. } = self.task(number).stage else { return };
-        self.event_of(hold, |record, _, signals| record.lose(LossReason::Gone, now, signals));
+        self.event_of(hold, |record, event| record.lose(LossReason::Gone, event));
         conversion.copies.abandon_all(now.after(self.rules.max_delay));
         self.close(|copy| matches!(copy.purpose, Purpose::Convert { task, .. } if task == number));
         self.end_conversion(number);

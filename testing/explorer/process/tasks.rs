@@ -112,8 +112,7 @@ impl Driver<'_> {
         if !self.process.state.note_polled(Mode::Read, waiter_id, now.after(self.rules.poll_within)) {
             return false;
         }
-        let begun =
-            self.event_of(hold, |record, rules, signals| record.begin_recheck(wants.from(now), now, rules, signals));
+        let begun = self.event_of(hold, |record, event| record.begin_recheck(wants.from(now), event));
         let Some((share_id, _)) = begun else { return false };
         let slot = self.process.slot_of_hold(hold);
         self.task(number).stage = Stage::Asks(Ask::Rechecks { hold, share_id });
@@ -123,13 +122,13 @@ impl Driver<'_> {
 
     pub fn join(&mut self, number: u8, hold: u64, share_id: ShareId) {
         let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
-        let pending = self.event(|state, _, effects| state.on_seated(Mode::Read, waiter_id, hold, now, effects));
+        let pending = self.event(|state, event| state.on_seated(Mode::Read, waiter_id, hold, event));
         pending.iter().for_each(|pending| self.take_back(pending));
         self.accept(number, hold, share_id, now);
     }
 
     pub fn on_recheck_answer(&mut self, number: u8, copy: FlyingCopy, reply: Option<HeardReply>) {
-        let (now, sent) = (self.now(), copy.sent);
+        let sent = copy.sent;
         let Stage::Asks(Ask::Rechecks { hold, share_id }) = self.task(number).stage else { return };
         let attempt = self.attempt(sent, reply);
         self.record(hold).copies_mut().resolve(&attempt);
@@ -140,9 +139,7 @@ impl Driver<'_> {
                 self.on_cache_answer(hold, &copy, granted.is_waited_for, None);
                 let share_until = (!granted.is_waited_for).then_some(sent);
                 let grant = self.grant(sent, granted.remaining, HOLD_LEASE);
-                let (is_held, _) = self.event_of(hold, |record, rules, signals| {
-                    record.on_rechecked(grant, share_until, now, rules, signals)
-                });
+                let (is_held, _) = self.event_of(hold, |record, event| record.on_rechecked(grant, share_until, event));
                 if is_held && !granted.is_waited_for {
                     return self.join(number, hold, share_id);
                 }
@@ -151,7 +148,7 @@ impl Driver<'_> {
             }
             Ok(Acquired::Late) | Err(_) => self.remove_share(hold, share_id),
             Ok(_) => {
-                let was_live = self.event_of(hold, |record, _, signals| record.lose(LossReason::Gone, now, signals));
+                let was_live = self.event_of(hold, |record, event| record.lose(LossReason::Gone, event));
                 if was_live {
                     self.look_soon(hold);
                 }

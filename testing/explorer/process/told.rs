@@ -66,9 +66,9 @@ impl Driver<'_> {
             let token = if self.has(Blunder::ReusesToken) { first } else { share_id.token };
             return self.enter_hold(number, mode, (hold.number(), share_id), token);
         }
-        let entered = self.event(|state, inputs, effects| match waits {
-            true => Some(state.enter(mode, None, wants, now, inputs, effects)),
-            false => state.try_enter(mode, wants, now, inputs, effects),
+        let entered = self.event(|state, event| match waits {
+            true => Some(state.enter(mode, None, wants, event)),
+            false => state.try_enter(mode, wants, event),
         });
         let (waiter_id, stage) = match entered {
             Some((waiter_id, true)) => (waiter_id, Stage::Waits(true)),
@@ -106,9 +106,7 @@ impl Driver<'_> {
     }
 
     pub fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
-        let now = self.now();
-        let left =
-            self.event(|state, inputs, effects| state.leave(mode, waiter_id, Backoff::new(), now, inputs, effects));
+        let left = self.event(|state, event| state.leave(mode, waiter_id, Backoff::new(), event));
         self.close(|copy| matches!(copy.purpose, Purpose::Acquire { task, .. } if task == number));
         let is_answered_try = !self.task(number).waits && self.task(number).recalls_until.is_some();
         let stays = match self.process.blunder {
@@ -168,7 +166,7 @@ impl Driver<'_> {
             sooner.iter().for_each(|hold| self.schedule_later(hold.number()));
             return;
         }
-        let removed = self.event(|state, inputs, effects| state.remove_share(hold, share_id, now, inputs, effects));
+        let removed = self.event(|state, event| state.remove_share(hold, share_id, event));
         match removed {
             ShareRemoved::Shared | ShareRemoved::HandedOver(_) | ShareRemoved::Kept | ShareRemoved::Lost(_) => {}
             ShareRemoved::Last | ShareRemoved::LastLate(_) if self.has(Blunder::LeavesUntold) => {
@@ -227,8 +225,7 @@ impl Driver<'_> {
     fn replace_stalled(&mut self) {
         let looks = !self.has(Blunder::NeverLooksForStalled);
         if looks && self.process.tasks.iter().any(|task| task.is_asleep) {
-            let now = self.now();
-            self.event(|state, inputs, _| state.on_stalled_leader(now, inputs));
+            self.event(|state, event| state.on_stalled_leader(event));
         }
     }
 
@@ -246,11 +243,10 @@ impl Driver<'_> {
         if self.process.departing.iter().any(|departing| departing.slot == slot) {
             return;
         }
-        let next = self.event(|state, _, effects| state.record(hold).next(now, &mut effects.signals));
+        let next = self.event(|state, event| state.record(hold).next(event));
         match next {
             Next::At(_) => {
-                let lease =
-                    self.event_of(hold, |record, rules, signals| record.begin_renewal(now, now, rules, signals));
+                let lease = self.event_of(hold, |record, event| record.begin_renewal(now, event));
                 if let Some(lease) = lease {
                     self.send(slot, Asked::Renew, Purpose::Renew { hold, lease, slot });
                 }
@@ -265,7 +261,7 @@ impl Driver<'_> {
     }
 
     pub fn on_end(&mut self, hold: u64) {
-        self.event(|state, _, effects| state.on_end(hold, effects));
+        self.event(|state, event| state.on_end(hold, event));
     }
 }
 

@@ -236,7 +236,7 @@ fn cached_hold_is_renewed_for_no_longer_than_cache_for_and_then_given_up() {
         assert!(matches!(holder.hold.next(at), Next::At(_)));
     }
     let late = began.after(secs(29));
-    assert!(holder.hold.begin_renewal(late, late.after(LEASE)).is_none(), "its end is covered");
+    assert!(holder.hold.begin_renewal(late.after(LEASE), late).is_none(), "its end is covered");
     assert!(matches!(holder.hold.next(late), Next::At(_)));
     assert_eq!(holder.hold.next(began.after(CACHE_FOR + secs(1))), Next::GivenUp);
     assert_eq!(holder.hold.cache_outcome(), Some(CacheOutcome::Unused));
@@ -288,6 +288,9 @@ fn stalled_writer_that_takes_a_cached_hold_leaves_nothing_in_its_cell() {
     assert_eq!(remove(&holder.hold, holder.share_id), ShareRemoved::Kept);
     assert!(stalled.waits_again(wants(), now()));
     let (hold, share_id) = handed(&mut stalled);
-    assert!(matches!(stalled.accept(&hold, share_id, wants().from(now()), now(), now()), Accepted::Taken(_)));
+    assert!(matches!(
+        hold.accept(stalled.waiter_id(), (share_id, wants().from(now())), now(), now()),
+        Accepted::Taken(_)
+    ));
     assert_eq!(table.counts().waiters, 0);
 }

@@ -245,15 +245,15 @@ fn hold_that_is_being_converted_is_renewed_and_not_lost_by_the_answer() {
     let now = now();
     hold.on_no_answer(now);
     assert!(hold.begin_conversion(now));
-    hold.send_conversion(now, LEASE);
+    hold.send_conversion(LEASE, now);
     let soon = now.after(secs(1));
-    assert!(hold.begin_renewal(now, soon).is_some(), "it stands if the conversion is refused");
+    assert!(hold.begin_renewal(soon, now).is_some(), "it stands if the conversion is refused");
     hold.on_unknown(LossReason::Gone);
     assert!(hold.is_live(), "the server may have converted it");
     hold.refuse_conversion(now);
     assert!(looked_at(&hold) <= now, "the background looks now");
     assert_eq!(hold.state_of(share_id), HoldState::Unconfirmed, "nobody has answered for it");
-    assert!(hold.begin_renewal(now, soon).is_some(), "it is asked for again");
+    assert!(hold.begin_renewal(soon, now).is_some(), "it is asked for again");
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
     let (hold, share_id) = write_hold(&table);
     let now = now();
     assert!(hold.begin_conversion(now));
-    hold.send_conversion(now, LEASE);
+    hold.send_conversion(LEASE, now);
     hold.cancel_conversion();
     hold.on_unknown(LossReason::Gone);
     assert_eq!(hold.state_of(share_id), HoldState::Lost(LossReason::Gone));
@@ -340,8 +340,8 @@ fn renewal_for_a_waiter_with_too_little_left_serves_its_guard() {
     assert_eq!(hold.begin_renewal(sent, sent), Some(LEASE * 6), "for all that it wants");
     hold.on_renewed(answer(sent, LEASE * 6, LEASE * 6), sent);
     assert!(matches!(accept(&hold, share_id, long.from(sent), sent, sent), Accepted::Taken(_)));
-    assert!(hold.begin_renewal(sent, sent.after(LEASE)).is_none(), "it was renewed for the guard, not for the offer");
-    assert!(hold.begin_renewal(sent, sent.after(LEASE * 3)).is_some());
+    assert!(hold.begin_renewal(sent.after(LEASE), sent).is_none(), "it was renewed for the guard, not for the offer");
+    assert!(hold.begin_renewal(sent.after(LEASE * 3), sent).is_some());
 }
 
 #[test]

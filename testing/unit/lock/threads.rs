@@ -9,11 +9,12 @@ use std::sync::{Mutex as StdMutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::*;
+use crate::base::recalls::Reception;
 use crate::base::single_task::{Running, SingleTask};
 use crate::base::sync::scheduler::{ThreadBody, ThreadScene, block_on, explore_orders, has_lock};
 use crate::base::sync::{AtomicBool, Mutex};
 use crate::lock::cell::Surroundings;
-use crate::lock::effects::Effects;
+use crate::lock::effects::CellEvent;
 use crate::lock::hold::Next;
 use crate::lock::side::SideOutage;
 use crate::lock::state::State;
@@ -87,7 +88,7 @@ fn check(is_right: bool, fault: &str) -> Result<(), String> {
 
 /// Lets the cell drop a hold without guards. Otherwise the cell and the hold would stay in memory.
 fn end(hold: &Hold) {
-    hold.cell().event(now(), |state, _, effects| state.on_end(hold.number(), effects));
+    hold.cell().event(now(), |state, event| state.on_end(hold.number(), event));
 }
 
 /// Outcomes of the threads, for the judge of their scene.
@@ -147,11 +148,11 @@ fn look_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Wake> {
 /// The wrong form of `WaitEntry::leave`.
 fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
     let cell = leader.cell();
-    cell.quietly(|_, _, effects| effects.signals.wake(next));
-    let mut unused = Effects::default();
+    cell.quietly(|_, event| event.wake(next));
+    let mut unused = CellEvent::new(now(), cell.rules(), &Reception::NONE);
     let left = cell.ask(|state| {
-        let left = state.leave(Write, leader.waiter_id(), Backoff::new(), now(), cell.rules(), &mut unused);
-        state.advance(now(), cell.rules(), &mut unused);
+        let left = state.leave(Write, leader.waiter_id(), Backoff::new(), &mut unused);
+        state.advance(&mut unused);
         left
     });
     drop(left);
@@ -187,7 +188,7 @@ fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let is_closed = Arc::new(AtomicBool::new(false));
     // What `Table::wake_waiters` does at this cell. Without the other shards there are fewer orders.
     let (seen, cell) = (Arc::clone(&is_closed), Arc::clone(leader.cell()));
-    let wakes = move || cell.quietly(|_, _, effects| effects.signals.wake_all());
+    let wakes = move || cell.quietly(|_, event| event.wake_all());
     let looks = move || {
         block_on(poll_fn(|cx| {
             let was_closed = seen.load(Ordering::SeqCst);
@@ -317,9 +318,7 @@ fn enter_whatever_is_there(table: &Arc<Table>) -> WaitEntry {
 }
 
 fn enter_cell(cell: Arc<Cell<Hold>>) -> WaitEntry {
-    let (wants, now) = (want(), now());
-    let (waiter_id, waits) =
-        cell.event(now, |state, inputs, effects| state.enter(Write, None, wants, now, inputs, effects));
+    let (waiter_id, waits) = cell.event(now(), |state, event| state.enter(Write, None, want(), event));
     WaitEntry::new(cell, Write, waiter_id, waits)
 }
 
@@ -489,9 +488,8 @@ fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
 fn leave_and_then_hand_on(leader: WaitEntry, notifications: Notifications) {
     let cell = Arc::clone(leader.cell());
     leave(leader);
-    let former = cell.event_beside(now(), |_, _, _, beside| {
-        beside.get_or_insert_default().notifications(Write).replace(notifications)
-    });
+    let former = cell
+        .event_beside(now(), |_, _, beside| beside.get_or_insert_default().notifications(Write).replace(notifications));
     drop(former);
 }
 

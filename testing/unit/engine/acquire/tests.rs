@@ -8,7 +8,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 use Mode::{Read, Write};
 
-use super::pending::Taken;
 use super::*;
 use crate::BoxFuture;
 use crate::base::attempt::{AcquisitionId, NodeId};
@@ -508,7 +507,7 @@ async fn hold_that_is_passed_on_while_its_renewal_is_out_goes_on_being_renewed()
     let hold = Arc::clone(first.hold());
     // Does what the background does, with the answer between the hand-off and the acceptance.
     let now = stage.engine.clock.now();
-    let asked = hold.begin_renewal(now, now.after(2 * SECOND)).expect("a claim is due");
+    let asked = hold.begin_renewal(now.after(2 * SECOND), now).expect("a claim is due");
     drop(first);
     hold.on_renewed(Grant { sent: now, remaining: asked, asked, server: ServerTime::default() }, now);
     let second = granted(second).await;
@@ -532,7 +531,7 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     let token = FencingToken::from_wire(1).expect("small");
     let value = Granted { token, tokens: 1, remaining, is_waited_for: false };
     let answer = Answered { sent: now, server: ServerTime::default(), node: NodeId::default(), value };
-    let Taken::Held(held) = acquisition.on_notification(&request, answer) else { panic!("granted") };
+    let Some(Pursued::Granted(held)) = acquisition.on_notification(&request, answer) else { panic!("granted") };
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }
 

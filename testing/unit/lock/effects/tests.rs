@@ -17,10 +17,6 @@ fn waker_that_panics_keeps_back_no_other_effect() {
     let (mut waits, mut other) = (pin!(first.changed.notified()), pin!(second.changed.notified()));
     assert!(waits.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::new(Panics)))).is_pending());
     assert!(other.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    let mut effects = Effects::<()>::default();
-    effects.signals.add_change(Arc::clone(&first));
-    effects.signals.add_change(Arc::clone(&second));
-    effects.due(&Arc::new(()));
     let rules = Rules {
         clock: Clock::System,
         process: Process::current(),
@@ -32,9 +28,13 @@ fn waker_that_panics_keeps_back_no_other_effect() {
         metrics: Metrics::default(),
         cached: Arc::default(),
     };
+    let mut event = CellEvent::<()>::new(Moment::START, &rules, &Reception::NONE);
+    event.add_change(Arc::clone(&first));
+    event.add_change(Arc::clone(&second));
+    event.due(&Arc::new(()));
     let mut scheduled = 0;
     let woken = Woken::of(Waker::from(Arc::new(Panics)));
-    effects.carry_out(&Key::new("rwlock", "cfg").expect("valid"), &rules, woken, |due| scheduled = due.len());
+    event.carry_out(&Key::new("rwlock", "cfg").expect("valid"), woken, |due| scheduled = due.len());
     assert_eq!(scheduled, 1);
     assert_eq!(other.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(()));
 }
