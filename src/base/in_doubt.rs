@@ -100,12 +100,13 @@ impl InDoubt {
         self.in_flight
     }
 
-    /// Returns true if a copy of a request may still arrive.
+    /// Returns true if a copy of a request may still arrive at `now` or later.
     pub(crate) fn may_arrive(&self, now: Moment) -> bool {
-        self.until(Moment::NEVER) > Some(now)
+        self.in_flight > 0 || self.arrives_until > Some(now)
     }
 
-    /// Returns true if no copy can arrive any more.
+    /// Returns true if each copy was answered. An abandoned copy counts, however old it is, until a later answer shows
+    /// that it cannot arrive any more.
     pub(crate) fn is_none(&self) -> bool {
         self.in_flight == 0 && self.arrives_until.is_none()
     }

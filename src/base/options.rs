@@ -152,7 +152,8 @@ impl Options {
         worth_having("max_hold", self.max_hold, self.max_clock_skew)?;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         key::check_prefix(&self.key_prefix)?;
-        // The scripts keep a key for that time after the last hold, so a longer limit would outlive the timestamps.
+        // The scripts keep a key for `MAX_TIMESTAMP_CLIENT` after the last hold, so a longer limit would outlive the
+        // timestamps.
         if self.timestamp_clients.read.max(self.timestamp_clients.write) > MAX_TIMESTAMP_CLIENT {
             let reason = format!("the maximum of `read` and `write` is {MAX_TIMESTAMP_CLIENT:?}");
             return invalid("timestamp_clients", reason);

@@ -231,7 +231,14 @@ impl Router {
                 // A replaced primary still answers, but its replicas follow the new primary.
                 fleet.refresh_when_unreplicated();
             }
-            _ => fleet.trust(node),
+            Some(
+                Fault::Moved { .. }
+                | Fault::Ask { .. }
+                | Fault::NoScript
+                | Fault::Refused { .. }
+                | Fault::Broken { .. },
+            )
+            | None => fleet.trust(node),
         }
     }
 

@@ -187,7 +187,8 @@ impl Quorum {
         batch.iter().map(|_| (self.ballot(), AnswerSummary::default())).collect()
     }
 
-    /// Builds an answer of several masters. The default id stands for no node.
+    /// Builds an answer of several masters at the present moment. The default id stands for no node, because several have
+    /// answered.
     fn answer<T>(&self, server: ServerTime, value: T) -> Answered<T> {
         Answered { sent: self.clock.now(), server, node: NodeId::default(), value }
     }

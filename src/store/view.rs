@@ -220,9 +220,15 @@ fn foreign(mode: Mode, stamp_ms: Option<u64>, limit: Duration, now_ms: u64) -> O
     // For timestamp clients, a timestamp still counts in the millisecond in which it reaches the limit.
     let left_ms = stamp_ms.saturating_add(limit_ms + 1).saturating_sub(now_ms);
     (left_ms > 0).then(|| HolderView {
+        label: "published client".to_owned(),
         mode,
+        is_ours: false,
+        guards: 0,
+        cached: false,
+        resting: false,
+        detached: false,
         age: Duration::from_millis(now_ms.saturating_sub(stamp_ms)),
         remaining: Duration::from_millis(left_ms),
-        ..HolderView::unseen_reader("published client", None)
+        note: None,
     })
 }

@@ -328,6 +328,8 @@ pub(in crate::net) fn not_sent(fault: Fault) -> DialFault {
         }
         Fault::NotSent(source) | Fault::Unknown { source, .. } => DialFault::NotSent(source),
         Fault::Again(source) | Fault::WrongServer(source) => DialFault::NotSent(Some(source)),
-        _ => DialFault::NotSent(None),
+        Fault::Moved { .. } | Fault::Ask { .. } | Fault::NoScript | Fault::Unreplicated { .. } => {
+            DialFault::NotSent(None)
+        }
     }
 }

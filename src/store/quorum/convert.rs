@@ -44,7 +44,7 @@ struct QuorumConversion {
 }
 
 impl QuorumConversion {
-    /// Returns the masters whose last answer left them in this state.
+    /// Returns the masters in this state. Those that have not answered, or have failed, are in the first one.
     fn masters(&self, said: ConversionState) -> impl Iterator<Item = usize> {
         self.states.iter().enumerate().filter(move |(_, one)| **one == said).map(|(place, _)| place)
     }
@@ -153,9 +153,9 @@ impl Quorum {
         asked: PendingAnswers<ConversionAnswer>,
     ) -> Attempt<Converted> {
         let (masters, now) = (self.masters.len(), self.clock.now());
-        let [done, unconverted, lost] =
-            [ConversionState::Converted, ConversionState::Unconverted, ConversionState::Lost]
-                .map(|said| conversion.masters(said).count());
+        let done = conversion.masters(ConversionState::Converted).count();
+        let unconverted = conversion.masters(ConversionState::Unconverted).count();
+        let lost = conversion.masters(ConversionState::Lost).count();
         // A restarted master without a vote has converted, but its new hold may conflict with a hold that it has
         // forgotten. So its answer counts as a refusal here.
         let is_refused = (unconverted > 0 || conversion.summary.restarted > 0)
@@ -204,8 +204,11 @@ impl Quorum {
             outstanding: Arc::clone(&self.outstanding),
         };
         let done: Vec<_> = conversion.masters(ConversionState::Converted).map(turn_back).collect();
-        let unanswered = conversion.masters(ConversionState::Nothing).filter(|_| !asked.is_empty());
-        let mut pending: Vec<_> = unanswered.map(turn_back).collect();
+        let mut pending: Vec<_> = if asked.is_empty() {
+            Vec::new()
+        } else {
+            conversion.masters(ConversionState::Nothing).map(turn_back).collect()
+        };
         let undone =
             join_all(done.into_iter().map(ConversionUndo::run)).await.into_iter().filter(|is_back| *is_back).count();
         drop(process::spawn(async move {

@@ -95,7 +95,9 @@ impl Quorum {
         match (forced, ballot.verdict()) {
             (None, Verdict::Won(won)) => Ok(majority_answer(won, |granted| Renewed::of(granted.remaining))),
             (Some(_), _) | (None, Verdict::Lost) => Ok(self.answer(summary.server, Renewed::Lost { forced })),
-            (None, _) => Err(summary.failure(self.masters.len())),
+            (None, Verdict::Open | Verdict::Raise { .. } | Verdict::Undecided) => {
+                Err(summary.failure(self.masters.len()))
+            }
         }
     }
 }
