@@ -466,7 +466,7 @@ impl Engine {
 
     async fn close_here(&self) -> Result<()> {
         in_runtime()?;
-        // `SeqCst` orders this store and the code of `hand_out`. Either `hand_out` sees the flag, or the list below
+        // `SeqCst` orders this store and the load in `check_still_open`. Either the load sees the flag, or the list below
         // contains its hold.
         self.closing.closed.store(true, Ordering::SeqCst);
         self.closing.notify.notify_waiters();

@@ -179,7 +179,7 @@ pub(super) fn poll_within(options: &Options) -> Duration {
 }
 
 /// Checks that the engine is still open. A grant that came after `close` has listed the holds is released here.
-pub(super) fn hand_out(engine: &Engine, key: &Key, held: Option<&Held>) -> Result<()> {
+pub(super) fn check_still_open(engine: &Engine, key: &Key, held: Option<&Held>) -> Result<()> {
     engine.check_open(key).inspect_err(|_| {
         if let Some(held) = held
             && held.hold().lose(LossReason::Closed)
@@ -270,7 +270,7 @@ impl Acquisition {
             AcquireEnd::Over(result) if self.arming.is_some() => result?,
             AcquireEnd::Over(result) => {
                 let held = result?;
-                hand_out(&self.engine, &self.key, held.as_ref())?;
+                check_still_open(&self.engine, &self.key, held.as_ref())?;
                 held
             }
         };

@@ -103,7 +103,7 @@ enum GroupStep {
     HandOut,
 }
 
-/// First lock in the order of the keys that was not available to a try, and why.
+/// First lock in the order of the keys that was not available to a try or in time, and why.
 pub(crate) struct GroupRefusal {
     pub(crate) lock: Arc<str>,
     pub(crate) denied: Box<Denied>,
@@ -111,7 +111,7 @@ pub(crate) struct GroupRefusal {
 
 /// End of an acquisition without a guard.
 enum NoGroup {
-    /// The caller wanted one try, and this member was not available.
+    /// This member was not available to a try, or when the limit had passed.
     Refused(GroupRefusal),
     Failed(Error),
 }

@@ -27,7 +27,7 @@ use crate::base::mode::Mode;
 use crate::base::options::Terms;
 use crate::base::reentry::OwnerId;
 use crate::base::ticket::Ticket;
-use crate::engine::acquire::hand_out;
+use crate::engine::acquire::check_still_open;
 use crate::engine::convert::{ConversionOutcome, Converting, NotConverted, loss_error, new_hold, resolve};
 use crate::engine::releases::Unsettled;
 use crate::engine::{Engine, Held, in_runtime, random_id};
@@ -231,7 +231,7 @@ impl Adopting {
         };
         self.is_settled = true;
         let held = Held::new(engine, hold, share_id);
-        hand_out(engine, &self.key, Some(&held))?;
+        check_still_open(engine, &self.key, Some(&held))?;
         let hold = held.hold();
         // The server may have a note of an earlier guard.
         hold.set_noted(engine.scheme.notes().is_some());

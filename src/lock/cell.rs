@@ -137,10 +137,12 @@ impl<H: InRenewalQueue> Cell<H> {
     /// Changes the contents under the mutex, and carries out the effects after it has released the mutex.
     #[inline]
     fn change<T>(&self, now: Moment, change: impl FnOnce(&mut Contents<H>, &mut CellEvent<'_, H>) -> T) -> T {
+        // Declared before the guard, so that a panic drops the handles of the event after the mutex is free.
+        let (heard, mut event);
         let mut guard = self.contents.lock();
         let contents = &mut *guard;
-        let heard = contents.beside.is_some().then(|| contents.reception());
-        let mut event = CellEvent::new(now, &self.rules, heard.as_ref().unwrap_or(&Reception::NONE));
+        heard = contents.beside.is_some().then(|| contents.reception());
+        event = CellEvent::new(now, &self.rules, heard.as_ref().unwrap_or(&Reception::NONE));
         let outcome = change(contents, &mut event);
         let woken = contents.take_woken(&event);
         drop(guard);

@@ -331,8 +331,10 @@ impl Acquisition {
                 }
                 // The hold is in the cell, where `close` finds it.
                 drop(pending.as_mut().map(|pending| engine.releases.unsettled_of(pending)));
-                events::log_passage(hold.key().name(), hold.mode(), share_id.token, passage);
-                Some(Pursued::Granted(Held::new(engine, hold, share_id)))
+                // Made before the line is logged, so that a subscriber that panics leaves no share.
+                let held = Held::new(engine, hold, share_id);
+                events::log_passage(self.waiter.key.name(), self.waiter.mode, share_id.token, passage);
+                Some(Pursued::Granted(held))
             }
             Installed::Over => None,
             Installed::NotMine => Some(Pursued::PassedBy),

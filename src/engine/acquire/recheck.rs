@@ -56,7 +56,7 @@ impl Acquisition {
     }
 
     /// Notes that the acquisition has a share of an older hold. Lets the other waiting readers of the process join it as
-    /// well, and withdraws the own request. The entry stays until the share is long enough.
+    /// well, and withdraws the own request. The entry stays: the caller removes it when the share is long enough.
     fn on_seated(&mut self, held: &Held) {
         if let Some(entry) = &self.entry {
             let now = self.engine.now();
