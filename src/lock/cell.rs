@@ -13,8 +13,6 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use tokio::sync::Notify;
-
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
@@ -219,12 +217,6 @@ impl<H: InRenewalQueue> Cell<H> {
         let waker = self.contents.lock().beside.as_mut().and_then(|beside| beside.forget(waiter_id));
         // Dropped without the mutex, because the drop of a waker may run any code.
         drop(waker);
-    }
-
-    /// Returns the signal for the first answer to the leader of a side, if `awaits` returns true.
-    pub(super) fn first_answer(&self, mode: Mode, awaits: impl FnOnce(&mut State<H>) -> bool) -> Option<Arc<Notify>> {
-        let contents = &mut *self.contents.lock();
-        awaits(&mut contents.state).then(|| Arc::clone(contents.beside().first_answer(mode).get_or_insert_default()))
     }
 
     /// Returns the notifications that the former leader of a side has left to the next one.

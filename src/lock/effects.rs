@@ -11,7 +11,6 @@ use crate::base::events::{self, Loss};
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::metrics::Metrics;
-use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
 use crate::base::process::Process;
 use crate::base::recalls::Reception;
@@ -64,7 +63,6 @@ type Few<T> = SmallVec<[T; 1]>;
 #[derive(Debug)]
 enum Signal {
     Wake(WaiterId),
-    FirstAnswer(Mode),
     WakeAll,
     /// End or change of a share.
     End(Arc<End>, Option<Ended>),
@@ -84,13 +82,8 @@ impl<'a> Event<'a> {
         self.signals.push(Signal::Wake(waiter_id));
     }
 
-    /// Wakes all waiters of a side that wait until the server answers a request of their leader.
-    pub(super) fn first_answer(&mut self, mode: Mode) {
-        self.signals.push(Signal::FirstAnswer(mode));
-    }
-
-    /// Wakes all waiters of the lock, because the server does not answer the leader of a side any more, or because the manager
-    /// is closed. Waiters without a reason to end wait on.
+    /// Wakes all waiters of the lock, because the server answers the leader of a side for the first time or not any more, or
+    /// because the manager is closed. Waiters without a reason to end wait on.
     pub(super) fn wake_all(&mut self) {
         self.signals.push(Signal::WakeAll);
     }
@@ -120,8 +113,6 @@ impl<'a> Event<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wakes {
     Waiter(WaiterId),
-    /// Waiters that wait for the first answer to their leader.
-    Listeners(Mode),
     /// All waiters of the lock.
     All,
 }
@@ -130,7 +121,7 @@ impl Signal {
     fn tell(&self, key: &Key, rules: &Rules) {
         match self {
             // The cell has taken the wakers of the tasks under its mutex.
-            Self::Wake(_) | Self::FirstAnswer(_) | Self::WakeAll => {}
+            Self::Wake(_) | Self::WakeAll => {}
             Self::End(end, ended) => end.tell(*ended),
             Self::Lost(loss) => {
                 rules.metrics.count_loss(loss.mode, loss.reason);
@@ -198,7 +189,6 @@ impl<'a, H> CellEvent<'a, H> {
     pub(super) fn wakes(&self) -> impl Iterator<Item = Wakes> {
         self.signals.iter().filter_map(|signal| match signal {
             Signal::Wake(waiter_id) => Some(Wakes::Waiter(*waiter_id)),
-            Signal::FirstAnswer(mode) => Some(Wakes::Listeners(*mode)),
             Signal::WakeAll => Some(Wakes::All),
             Signal::End(..) | Signal::Lost(_) | Signal::IdleLost(_) => None,
         })

@@ -313,13 +313,7 @@ impl Side {
     }
 
     /// Records that the server does not answer, or answers again. `is_of_leader` tells whether the leader has seen that.
-    pub(super) fn on_outage(
-        &mut self,
-        mode: Mode,
-        outage: Option<SideOutage>,
-        is_of_leader: bool,
-        event: &mut Event<'_>,
-    ) {
+    pub(super) fn on_outage(&mut self, outage: Option<SideOutage>, is_of_leader: bool, event: &mut Event<'_>) {
         let earlier = self.outage.take();
         if earlier.is_none() && outage.is_some() && self.has_waiters() {
             event.wake_all();
@@ -327,7 +321,7 @@ impl Side {
         self.outage = outage.map(|outage| outage.after(earlier));
         if is_of_leader {
             self.is_answered = true;
-            self.wake_at_first_answer(mode, event);
+            self.wake_at_first_answer(event);
         }
     }
 
@@ -344,17 +338,16 @@ impl Side {
         }
     }
 
-    pub(super) fn wake_at_first_answer(&mut self, mode: Mode, event: &mut Event<'_>) {
+    pub(super) fn wake_at_first_answer(&mut self, event: &mut Event<'_>) {
         if std::mem::take(&mut self.is_first_answer_awaited) {
-            event.first_answer(mode);
+            event.wake_all();
         }
     }
 
-    /// Returns true if the leader has had no answer yet, and is not `waiter_id` itself. Then an effect wakes the waiter at the
-    /// first answer.
+    /// Returns true if this waiter waits, and the leader has had no answer yet. Then an effect wakes the waiter at the first
+    /// answer.
     pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> bool {
-        let other_asks = self.leader.as_ref().is_some_and(|leader| leader.waiter_id != waiter_id);
-        let awaits = other_asks && !self.is_answered;
+        let awaits = self.leader.is_some() && !self.is_answered && self.waiters.contains_key(&waiter_id);
         self.is_first_answer_awaited |= awaits;
         awaits
     }

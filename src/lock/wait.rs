@@ -70,30 +70,19 @@ pub(crate) struct Begun {
     pub(crate) is_waited_for: bool,
 }
 
-/// Look at the first answer to the leader of a side, for the waiters behind it.
-#[derive(Clone, Debug)]
-pub(crate) struct FirstAnswer {
+/// Side of a lock, as one of its waiters sees it.
+#[derive(Debug)]
+pub(crate) struct WaiterSide {
     cell: Arc<Cell<Hold>>,
     mode: Mode,
     waiter_id: WaiterId,
 }
 
-impl FirstAnswer {
-    /// Resolves when the leader has had an answer, or none in time. Resolves at once if this waiter is the leader, or if there
-    /// is none.
-    pub(crate) async fn first_answer(&self) {
-        let awaits = || self.cell.first_answer(self.mode, |state| state.awaits_first_answer(self.mode, self.waiter_id));
-        while let Some(signal) = awaits() {
-            let heard = signal.notified();
-            tokio::pin!(heard);
-            heard.as_mut().enable();
-            match awaits() {
-                None => return,
-                Some(now) if Arc::ptr_eq(&now, &signal) => heard.await,
-                // The former leader has had its answer, and there is another leader by now.
-                Some(_) => {}
-            }
-        }
+impl WaiterSide {
+    /// Returns true if this waiter waits for the first answer to its leader. Then its task is woken when the leader has had
+    /// an answer, or none in time.
+    pub(crate) fn awaits_first_answer(&self) -> bool {
+        self.cell.ask(|state| state.awaits_first_answer(self.mode, self.waiter_id))
     }
 
     /// Returns the outage, while the server does not answer the leader of this side.
@@ -131,8 +120,8 @@ impl WaitEntry {
         !self.waits
     }
 
-    pub(crate) fn awaited_first_answer(&self) -> FirstAnswer {
-        FirstAnswer { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
+    pub(crate) fn side(&self) -> WaiterSide {
+        WaiterSide { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
     }
 
     /// Is ready when this waiter is woken, or with `None` when the server does not answer the leader. An outage that began at

@@ -642,7 +642,7 @@ impl Driver<'_> {
                     }
                 }
                 // No limit of a caller, and no outage that lasts too long, is explored. So nothing comes of these.
-                Wakes::Listeners(_) | Wakes::All => {}
+                Wakes::All => {}
             }
         }
         outcome

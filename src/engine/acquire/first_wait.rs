@@ -20,7 +20,7 @@ pub(super) struct FirstWait {
 struct Waiting {
     waiter: LocalWaiter,
     looks: Looks,
-    impatience: Impatience,
+    impatience: Option<Box<Impatience>>,
     after: Option<Box<AfterGrant>>,
 }
 
@@ -51,7 +51,7 @@ impl Waiting {
             return Poll::Ready(Ok(FirstEnd::GivesUp(GivesUp::at_close(self.waiter.engine.now()))));
         }
         let Some(impatience) = &mut self.impatience else { return Poll::Pending };
-        let given_up = ready!(impatience.as_mut().poll(cx));
+        let given_up = ready!(impatience.poll(cx));
         // Another thread may have woken this waiter since the look above, and then there was no answer to wait for.
         let signal = self.waiter.poll_signal(&mut self.looks, cx).map_ok(FirstEnd::Signal);
         if signal.is_ready() { signal } else { Poll::Ready(Ok(FirstEnd::GivesUp(given_up))) }

@@ -1,11 +1,12 @@
 //! Ends of a wait without a grant: the caller's limit, a server that does not answer, and `close`.
 
+use std::future::poll_fn;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
-
-use tokio::sync::Notify;
 
 use super::Patience;
 use super::local::LocalWaiter;
@@ -13,7 +14,7 @@ use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::engine::Engine;
 use crate::lock::side::SideOutage;
-use crate::lock::wait::FirstAnswer;
+use crate::lock::wait::WaiterSide;
 use crate::store::{BoxFuture, ServerContact};
 
 /// Why an acquisition ends without a grant.
@@ -38,14 +39,14 @@ pub(super) struct GivesUp {
 }
 
 /// Attempts of an acquisition with a limit. Before the first attempt is over, the limit cannot tell a refusal from an outage.
-/// An acquisition that gives up waits for the end of an attempt that is under way.
+/// An acquisition that gives up waits for the end of an attempt that is under way. All of it happens in one task, which
+/// polls the attempt first and looks then.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     /// More than one, because a share that was handed over may need a renewal during an attempt.
     underway: AtomicUsize,
     is_first_over: AtomicBool,
     has_stopped: AtomicBool,
-    over: Notify,
 }
 
 /// An attempt that is under way. Its drop ends it.
@@ -55,7 +56,6 @@ impl Drop for UnderwayAttempt {
     fn drop(&mut self) {
         self.0.is_first_over.store(true, Ordering::Release);
         self.0.underway.fetch_sub(1, Ordering::Release);
-        self.0.over.notify_one();
     }
 }
 
@@ -73,53 +73,123 @@ impl Attempts {
         self.underway.load(Ordering::Acquire) > 0
     }
 
-    /// Returns at once before and after the first attempt.
-    async fn first_over(&self) {
-        while self.is_underway() && !self.is_first_over.load(Ordering::Acquire) {
-            self.over.notified().await;
-        }
-    }
-
-    /// Lets no further attempt begin, and resolves when none is under way.
-    async fn stop(&self) {
-        self.has_stopped.store(true, Ordering::Release);
-        while self.is_underway() {
-            self.over.notified().await;
-        }
+    fn is_first_underway(&self) -> bool {
+        self.is_underway() && !self.is_first_over.load(Ordering::Acquire)
     }
 }
 
-/// Resolves when the caller does not wait any longer. `None` for a caller that waits for as long as others hold the lock.
-pub(super) type Impatience = Option<BoxFuture<'static, GivesUp>>;
+/// Moments at which a caller that does not wait for ever looks whether it gives up.
+pub(super) struct Impatience {
+    engine: Arc<Engine>,
+    key: Arc<Key>,
+    side: WaiterSide,
+    /// Attempts of the acquisition, if it may send requests.
+    attempts: Option<Arc<Attempts>>,
+    limit: Option<Moment>,
+    /// End of the time for which a try bears that the node answers no request.
+    silent_at: Moment,
+    /// End of the wait, from the moment on at which the limit has passed and the first attempt is over.
+    ends_at: Option<Moment>,
+    timer: Option<(Moment, BoxFuture<'static, ()>)>,
+}
 
 impl LocalWaiter {
-    /// Returns the end of the caller's patience. `attempts` are those of the acquisition, if it may send requests. A waiter that
-    /// is woken begins to count anew, from the same moments.
-    pub(super) fn impatience(&self, attempts: Option<Arc<Attempts>>) -> Impatience {
-        let (began, limit, patience) = (self.began, self.limit, self.patience);
-        if limit.is_none() && patience == Patience::Wait {
+    /// Returns the end of the caller's patience, or `None` for a caller that waits for as long as others hold the lock. A waiter
+    /// that is woken begins to count anew, from the same moments.
+    pub(super) fn impatience(&self, attempts: Option<Arc<Attempts>>) -> Option<Box<Impatience>> {
+        let engine = Arc::clone(&self.engine);
+        let silent_at = match self.patience {
+            Patience::Wait => Moment::NEVER,
+            Patience::AskOnce => self.began.after(silence_span(&engine)),
+        };
+        if self.limit.is_none() && silent_at == Moment::NEVER {
             return None;
         }
-        let listening = self.entry.as_ref()?.awaited_first_answer();
-        let (engine, key) = (Arc::clone(&self.engine), Arc::clone(&self.key));
-        Some(Box::pin(async move {
-            let engine = &engine;
-            let silence = async {
-                match patience {
-                    Patience::Wait => std::future::pending().await,
-                    Patience::AskOnce => silence_of(engine, &key, &listening, began).await,
+        let (side, key) = (self.entry.as_ref()?.side(), Arc::clone(&self.key));
+        let (limit, ends_at, timer) = (self.limit, None, None);
+        Some(Box::new(Impatience { engine, key, side, attempts, limit, silent_at, ends_at, timer }))
+    }
+}
+
+impl Impatience {
+    /// Is ready when the caller does not wait any longer. The caller polls it whenever its task was woken, because an
+    /// answer may bring the end forward.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<GivesUp> {
+        loop {
+            let now = self.engine.now();
+            let at = match self.look(now) {
+                ControlFlow::Break(why) => return Poll::Ready(self.given_up(why, now)),
+                ControlFlow::Continue(at) => at,
+            };
+            if self.timer.as_ref().is_none_or(|(planned, _)| *planned != at) {
+                self.timer = Some((at, Box::pin(self.engine.clock.sleep_until(at))));
+            }
+            if let Some((_, timer)) = &mut self.timer {
+                ready!(timer.as_mut().poll(cx));
+            }
+            self.timer = None;
+        }
+    }
+
+    /// Returns the reason for which the wait is over, or when to look next.
+    fn look(&mut self, now: Moment) -> ControlFlow<WaitEnd, Moment> {
+        self.look_for_silence(now)?;
+        let limit = self.look_at_limit(now)?;
+        ControlFlow::Continue(limit.min(self.silent_at))
+    }
+
+    /// Ends a try whose node has answered no request for twice the response timeout, counted from its start, or from the end
+    /// of the time that recalled holders have to reply.
+    fn look_for_silence(&mut self, now: Moment) -> ControlFlow<WaitEnd> {
+        let span = silence_span(&self.engine);
+        while self.silent_at <= now {
+            let signs = [self.served(), self.side.recall_until()].map(|sign| sign.map(|sign| sign.after(span)));
+            match signs.into_iter().flatten().find(|until| *until > self.silent_at) {
+                Some(until) => self.silent_at = until,
+                None => return ControlFlow::Break(WaitEnd::Silence),
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Ends the wait at the limit, but not before the first attempt is over. This is the attempt of the acquisition itself, or
+    /// that of the leader of its side. An attempt may wait for a permit behind many others. Then the wait is over twice the
+    /// response timeout after the limit, and it is no outage if the node answers other requests. A cached hold must not
+    /// refuse the acquisition, so the process that caches it gets its time to release it.
+    fn look_at_limit(&mut self, now: Moment) -> ControlFlow<WaitEnd, Moment> {
+        let Some(limit) = self.limit else {
+            return ControlFlow::Continue(Moment::NEVER);
+        };
+        if now < limit {
+            return ControlFlow::Continue(limit);
+        }
+        if self.ends_at.is_none() {
+            let own = self.attempts.as_ref().is_some_and(|attempts| attempts.is_first_underway());
+            if self.side.awaits_first_answer() || own {
+                let late = limit.after(silence_span(&self.engine));
+                if now < late {
+                    return ControlFlow::Continue(late);
                 }
-            };
-            let why = tokio::select! {
-                biased;
-                end = silence => end,
-                end = limit_of(engine, &key, &listening, limit, attempts.as_deref()) => end,
-            };
-            let at = engine.now();
-            let counts_from = limit.max(listening.recall_until()).unwrap_or(at);
-            let answer_by = counts_from.after(withdrawal_span(engine));
-            GivesUp { why, at, outage: listening.outage(), answer_by }
-        }))
+                if self.served().is_none_or(|served| served < limit) {
+                    return ControlFlow::Break(WaitEnd::Silence);
+                }
+            }
+        }
+        match *self.ends_at.get_or_insert_with(|| self.side.recall_until().unwrap_or(limit)) {
+            ends_at if ends_at > now => ControlFlow::Continue(ends_at),
+            _ => ControlFlow::Break(WaitEnd::Limit),
+        }
+    }
+
+    /// Returns when the node last answered a request, unless it is silent.
+    fn served(&self) -> Option<Moment> {
+        let ServerContact { served, is_silent } = self.engine.scheme.contact(&self.key);
+        served.filter(|_| !is_silent)
+    }
+
+    fn given_up(&self, why: WaitEnd, at: Moment) -> GivesUp {
+        let counts_from = self.limit.max(self.side.recall_until()).unwrap_or(at);
+        GivesUp { why, at, outage: self.side.outage(), answer_by: counts_from.after(withdrawal_span(&self.engine)) }
     }
 }
 
@@ -131,13 +201,8 @@ impl GivesUp {
 }
 
 /// Resolves when the caller does not wait any longer, or when the manager is closed.
-pub(super) async fn given_up(engine: &Engine, impatience: &mut Impatience) -> GivesUp {
-    let impatient = async {
-        match impatience {
-            Some(impatience) => impatience.await,
-            None => std::future::pending().await,
-        }
-    };
+pub(super) async fn given_up(engine: &Engine, impatience: &mut Option<Box<Impatience>>) -> GivesUp {
+    let impatient = poll_fn(|cx| impatience.as_mut().map_or(Poll::Pending, |impatience| impatience.poll(cx)));
     tokio::select! {
         biased;
         () = engine.closing.closed() => GivesUp::at_close(engine.now()),
@@ -145,58 +210,9 @@ pub(super) async fn given_up(engine: &Engine, impatience: &mut Impatience) -> Gi
     }
 }
 
-/// Resolves when the wait is over: at the limit, but not before the first attempt is over. This is the attempt of the
-/// acquisition itself, or that of the leader of its side. An attempt may wait for a permit behind many others. Then the wait
-/// is over twice the response timeout after the limit, and it is no outage if the node answers other requests. A cached hold
-/// must not refuse the acquisition, so the process that caches it gets its time to release it.
-async fn limit_of(
-    engine: &Engine,
-    key: &Key,
-    listening: &FirstAnswer,
-    limit: Option<Moment>,
-    attempts: Option<&Attempts>,
-) -> WaitEnd {
-    let Some(limit) = limit else {
-        return std::future::pending().await;
-    };
-    at(engine, limit).await;
-    let shown = async {
-        listening.first_answer().await;
-        if let Some(attempts) = attempts {
-            attempts.first_over().await;
-        }
-    };
-    tokio::select! {
-        biased;
-        () = shown => {}
-        () = at(engine, limit.after(engine.options().response_timeout * 2)) => match engine.scheme.contact(key) {
-            ServerContact { served: Some(served), is_silent: false } if served >= limit => {}
-            _ => return WaitEnd::Silence,
-        },
-    }
-    if let Some(until) = listening.recall_until() {
-        at(engine, until).await;
-    }
-    WaitEnd::Limit
-}
-
-/// Resolves when the node has answered no request for twice the response timeout, counted from `began`, or from the end of
-/// the time that recalled holders have to reply.
-async fn silence_of(engine: &Engine, key: &Key, listening: &FirstAnswer, began: Moment) -> WaitEnd {
-    let patience = engine.options().response_timeout * 2;
-    let mut until = began.after(patience);
-    loop {
-        at(engine, until).await;
-        match engine.scheme.contact(key) {
-            ServerContact { served: Some(served), is_silent: false } if served.after(patience) > until => {
-                until = served.after(patience);
-            }
-            _ => match listening.recall_until() {
-                Some(called) if called.after(patience) > until => until = called.after(patience),
-                _ => return WaitEnd::Silence,
-            },
-        }
-    }
+/// Time without an answer of the node after which a caller takes it for silent.
+fn silence_span(engine: &Engine) -> Duration {
+    engine.options().response_timeout * 2
 }
 
 /// Returns the longest time for which a caller that gives up waits for an answer to its withdrawal.
@@ -212,10 +228,11 @@ pub(super) async fn heard_out<T>(
     attempts: &Attempts,
     until: Moment,
 ) -> Option<T> {
+    attempts.has_stopped.store(true, Ordering::Release);
     tokio::select! {
         biased;
         result = &mut run => Some(result),
-        () = attempts.stop() => None,
+        () = poll_fn(|_| if attempts.is_underway() { Poll::Pending } else { Poll::Ready(()) }) => None,
         () = at(engine, until) => None,
     }
 }

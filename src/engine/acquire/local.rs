@@ -253,7 +253,7 @@ impl LocalWaiter {
 
     /// Returns the outage that the leader sees.
     pub(super) fn outage(&self) -> Option<SideOutage> {
-        self.entry.as_ref()?.awaited_first_answer().outage()
+        self.entry.as_ref()?.side().outage()
     }
 
     fn unreachable(&self, outage: Option<SideOutage>, now: Moment) -> Error {

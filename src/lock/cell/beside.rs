@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 
 use crate::base::attempt::Subscription;
 use crate::base::mode::Mode;
@@ -37,25 +36,17 @@ pub(in crate::lock) struct Beside {
 #[derive(Default)]
 struct WaiterHandles {
     wakers: BTreeMap<WaiterId, Waker>,
-    sides: [SideHandles; 2],
-}
-
-#[derive(Default)]
-struct SideHandles {
-    /// Wakes the waiters that wait for the first answer to their leader.
-    first_answer: Option<Arc<Notify>>,
-    /// Left by a leader for the next one, which continues its request.
-    left: Option<Notifications>,
+    /// Subscriptions of the sides that a leader has left for the next one, which continues its request.
+    left: [Option<Notifications>; 2],
 }
 
 impl WaiterHandles {
-    fn side(&mut self, mode: Mode) -> &mut SideHandles {
-        &mut self.sides[usize::from(mode == Mode::Write)]
+    fn left(&mut self, mode: Mode) -> &mut Option<Notifications> {
+        &mut self.left[usize::from(mode == Mode::Write)]
     }
 
     fn is_empty(&self) -> bool {
-        let is_unused = |side: &SideHandles| side.first_answer.is_none() && side.left.is_none();
-        self.wakers.is_empty() && self.sides.iter().all(is_unused)
+        self.wakers.is_empty() && self.left.iter().all(Option::is_none)
     }
 }
 
@@ -64,16 +55,12 @@ impl Beside {
         self.waiters.get_or_insert_default()
     }
 
-    pub(super) fn first_answer(&mut self, mode: Mode) -> &mut Option<Arc<Notify>> {
-        &mut self.waiters().side(mode).first_answer
-    }
-
     pub(in crate::lock) fn notifications(&mut self, mode: Mode) -> &mut Option<Notifications> {
-        &mut self.waiters().side(mode).left
+        self.waiters().left(mode)
     }
 
     pub(super) fn take_notifications(&mut self, mode: Mode) -> Option<Notifications> {
-        self.waiters.as_mut()?.side(mode).left.take()
+        self.waiters.as_mut()?.left(mode).take()
     }
 
     /// Stores the task of a waiter. Returns the former one.
@@ -99,13 +86,12 @@ impl Beside {
         for wakes in wakes {
             match wakes {
                 Wakes::Waiter(waiter_id) => woken.tasks.extend(waiters.wakers.remove(&waiter_id)),
-                Wakes::Listeners(mode) => woken.listeners.extend(waiters.side(mode).first_answer.take()),
                 Wakes::All => woken.all = Some(std::mem::take(&mut waiters.wakers)),
             }
         }
         for mode in [Mode::Read, Mode::Write] {
             if !has_request(mode) {
-                woken.left.extend(waiters.side(mode).left.take());
+                woken.left.extend(waiters.left(mode).take());
             }
         }
         if waiters.is_empty() {
@@ -123,7 +109,6 @@ impl Beside {
 #[derive(Default)]
 pub(in crate::lock) struct Woken {
     tasks: SmallVec<[Waker; 1]>,
-    listeners: SmallVec<[Arc<Notify>; 1]>,
     /// All waiters of the lock. There may be many, so they are not moved under the mutex.
     all: Option<BTreeMap<WaiterId, Waker>>,
     /// Subscriptions that no leader needs. The end of a subscription wakes tasks.
@@ -137,12 +122,12 @@ impl Woken {
     }
 
     pub(in crate::lock) fn is_empty(&self) -> bool {
-        self.tasks.is_empty() && self.listeners.is_empty() && self.left.is_empty() && self.all.is_none()
+        self.tasks.is_empty() && self.left.is_empty() && self.all.is_none()
     }
 
     /// Wakes the tasks. A waker that panics keeps no other task from being woken.
     pub(in crate::lock) fn wake(self) {
-        let Self { tasks, listeners, all, left } = self;
+        let Self { tasks, all, left } = self;
         let wake = |task: Waker| {
             catch_panic(|| task.wake());
         };
@@ -150,9 +135,6 @@ impl Woken {
         if let Some(all) = all {
             all.into_values().for_each(wake);
         }
-        listeners.iter().for_each(|listener| {
-            catch_panic(|| listener.notify_waiters());
-        });
         drop(left);
     }
 }

@@ -168,7 +168,7 @@ impl<H: InRenewalQueue> State<H> {
     ) {
         let side = self.side(mode);
         let asks = side.leader(waiter_id).is_some();
-        side.on_outage(mode, outage, asks, event);
+        side.on_outage(outage, asks, event);
     }
 
     /// Fails all waiters that were here when the leader sent its newest attempt, because the attempt was for them too.
@@ -255,7 +255,7 @@ impl<H: InRenewalQueue> State<H> {
         let leader = side.take_leader(waiter_id);
         let goes_on = leader.is_some() && may_ask && side.has_waiters();
         if leader.is_some() {
-            side.wake_at_first_answer(mode, event);
+            side.wake_at_first_answer(event);
         }
         let asked =
             leader.map(|leader| leader.pending).or_else(|| Some(queue.extra_requests.remove(&waiter_id)?.pending));

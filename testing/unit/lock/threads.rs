@@ -17,7 +17,6 @@ use crate::lock::cell::Surroundings;
 use crate::lock::effects::CellEvent;
 use crate::lock::hold::Next;
 use crate::lock::side::SideOutage;
-use crate::lock::state::State;
 
 /// Faults of a wrong driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -495,21 +494,28 @@ fn leave_and_then_hand_on(leader: WaitEntry, notifications: Notifications) {
 
 fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = enter_all(&table, Write);
+    let [leader, mut waiter] = enter_all(&table, Write);
     let answer = move || leader.on_outage(None);
-    let listens = move || match slip {
-        Some(Slip::ListensForAnswerLate) => block_on(look_and_then_listen(&waiter)),
-        _ => block_on(waiter.awaited_first_answer().first_answer()),
+    let listens = move || {
+        block_on(poll_fn(|cx| match slip {
+            Some(Slip::ListensForAnswerLate) => look_and_then_listen(&mut waiter, cx),
+            _ => listen_and_then_look(&mut waiter, cx),
+        }));
     };
     two_threads(listens, answer, || Ok(()))
 }
 
-/// The wrong form of `FirstAnswer::first_answer`.
-async fn look_and_then_listen(waiter: &WaitEntry) {
-    let awaits = |state: &mut State<Hold>| state.awaits_first_answer(Write, waiter.waiter_id());
-    if let Some(signal) = waiter.cell().first_answer(Write, awaits) {
-        signal.notified().await;
+/// Looks for the first answer as a waiter with a limit does.
+fn listen_and_then_look(waiter: &mut WaitEntry, cx: &Context<'_>) -> Poll<()> {
+    assert!(waiter.poll_wake(None, cx).is_pending(), "it is the second");
+    if waiter.side().awaits_first_answer() { Poll::Pending } else { Poll::Ready(()) }
+}
+
+fn look_and_then_listen(waiter: &mut WaitEntry, cx: &Context<'_>) -> Poll<()> {
+    if !waiter.side().awaits_first_answer() {
+        return Poll::Ready(());
     }
+    waiter.poll_wake(None, cx).map(drop)
 }
 
 /// Work of which one task at a time takes all.
