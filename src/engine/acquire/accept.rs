@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::pending::Silence;
 use super::{Acquisition, LocalSignal, Patience};
 use crate::base::error::Result;
 use crate::engine::Held;
@@ -46,6 +47,7 @@ impl Acquisition {
                     if was_late {
                         self.on_first_answer(now);
                     }
+                    self.last_failure = None;
                     self.waiter.entry = None;
                     return Ok(self.share.take().map(|held| held.with_token(token)));
                 }
@@ -64,6 +66,8 @@ impl Acquisition {
                 Accepted::Short { until, is_late } => {
                     // The limit waits for this answer, as for the answer to an acquisition.
                     underway = underway.or_else(|| self.begin_underway());
+                    // Nobody else is inside. If the limit comes before the answer, the server is silent.
+                    self.last_failure = Some((since, Arc::new(Silence)));
                     if is_late {
                         was_late = true;
                         self.renewal_is_late()?;

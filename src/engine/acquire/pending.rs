@@ -396,4 +396,4 @@ struct AlwaysLate;
 /// No answer came.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer within the response timeout")]
-struct Silence;
+pub(super) struct Silence;

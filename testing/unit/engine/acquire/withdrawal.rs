@@ -77,6 +77,16 @@ async fn share_that_waits_for_its_renewal_at_the_limit_is_given_back() {
     assert_eq!(stage.there_in_the_end().await, (0, 0));
 }
 
+/// The limit comes before the renewal counts as late, and its answer never comes.
+#[tokio::test(start_paused = true)]
+async fn share_whose_renewal_was_just_sent_at_the_limit_is_no_denial() {
+    let stage = Stage::with(Options { response_timeout: 20 * MS, ..Options::default() });
+    let _unanswered = stage.next_renewals_wait();
+    let outcome = handed_with_little_left(&stage, Overrides { wait_timeout: Some(10 * MS), ..LONG }).await.await;
+    assert!(matches!(outcome, Err(Error::Unreachable { .. })), "{outcome:?}");
+    assert_eq!(stage.there_in_the_end().await, (0, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn withdrawal_that_fails_at_once_again_and_again_ends_at_its_limit() {
     let (stage, holder) = behind_a_holder().await;
