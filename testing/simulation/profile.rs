@@ -201,7 +201,7 @@ pub const REPLICATED: Profile = Profile {
 const BUSY: Profile = Profile { name: "busy server", service_ms: 8, notification_lost: 50, pauses: 1, ..CALM };
 
 /// Small batches: two waiters are a crowd.
-const SMALL_BATCHES: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
+pub const SMALL_BATCHES: Profile = Profile { name: "small batches", records: Some(2), crashes: 1, forces: 10, ..LOSSY };
 
 /// Several runtimes use one manager. Some are not driven for a while or for good, some end.
 pub const RUNTIMES: Profile =

@@ -97,6 +97,9 @@ impl<H: InRenewalQueue> State<H> {
         }
         pending.is_recorded = true;
         granted.in_doubt_requests = pending.copies;
+        if self.is_overtaken(&granted.granting) {
+            return (GrantOutcome::Over, None);
+        }
         let Some((number, hold, share_id)) = self.install(make, granted, event) else {
             return (GrantOutcome::Over, None);
         };
@@ -117,7 +120,7 @@ impl<H: InRenewalQueue> State<H> {
         let wait_queue = self.wait_queue();
         let side = wait_queue.side_mut(mode);
         side.outage = None;
-        side.wake_at_first_answer(mode, event);
+        side.wake_at_first_answer(event);
         let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
         let extra_request = wait_queue.extra_requests.remove(&waiter_id).map(|extra_request| extra_request.pending);
         if mode == Mode::Read {
@@ -143,6 +146,14 @@ impl<H: InRenewalQueue> State<H> {
             }
             joined.is_none()
         });
+    }
+
+    /// Returns true if this process has a newer hold that excludes this grant. A grant may be told long after a force has
+    /// ended it.
+    fn is_overtaken(&self, granting: &GrantIdentity) -> bool {
+        self.listed_holds()
+            .map(|entry| &entry.record)
+            .any(|other| other.is_live() && other.mode().excludes(granting.mode) && other.token() > granting.token)
     }
 
     /// Ends the older of two live holds that conflict, as lost. The server granted the newer hold, so it must have lost
