@@ -172,7 +172,7 @@ pub fn is_right(facts: &Facts<'_>, guard: Guard, reason: LossReason, now: Micros
 
 /// Returns true if a repeat was answered with another grant or with none. Then the earlier hold was over, and the
 /// answer does not say why.
-fn began_anew(facts: &Facts<'_>, held: &GuardFacts, now: Micros) -> bool {
+pub fn began_anew(facts: &Facts<'_>, held: &GuardFacts, now: Micros) -> bool {
     facts.about(held.id).any(|request| {
         let (Op::Acquire { .. }, Some((at, reply))) = (request.op, &request.answered) else { return false };
         let tells = match reply {

@@ -172,8 +172,13 @@ pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
                 let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
                 let right = match reason {
                     LossReason::Forced => by_answer || by_own(),
-                    // A newer grant to the same process may have ended the hold first, and that does not say why.
-                    LossReason::Gone => told.is_none_or(|mark| held.token > *mark) || facts.is_overtaken(held, now),
+                    // A newer grant to the same process may have ended the hold first, and that does not say why. Nor does
+                    // the answer to a reader that has repeated the acquisition of the hold.
+                    LossReason::Gone => {
+                        told.is_none_or(|mark| held.token > *mark)
+                            || facts.is_overtaken(held, now)
+                            || super::ends::began_anew(facts, held, now)
+                    }
                     _ => true,
                 };
                 findings.add_unless(

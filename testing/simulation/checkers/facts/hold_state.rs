@@ -189,10 +189,16 @@ impl Facts<'_> {
         self.conversions_of(held.id).filter_map(|request| id_of(request.op)).any(|id| self.granted.contains_key(&id))
     }
 
-    /// Returns true if its process was granted a newer hold that conflicts with it. That shows that the hold was over,
-    /// but not why.
+    /// Returns true if its process has got a newer, conflicting grant, with a guard or without one yet.
     pub fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
+        let overtakes = |request: &RequestFacts| match (request.op, &request.answered) {
+            (Op::Acquire { mode, .. }, Some((at, Reply::Granted { token, .. }))) => {
+                *at <= now && *token > held.token && (mode == Mode::Write || held.mode == Mode::Write)
+            }
+            _ => false,
+        };
         self.overtakers(held, now).next().is_some()
+            || self.requests.values().any(|request| request.scope() == held.scope() && overtakes(request))
     }
 
     /// Returns the guards of its process with newer, conflicting grants.
