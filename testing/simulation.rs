@@ -167,9 +167,10 @@ fn assert_unbroken(run: (u64, Profile), history: &History, violations: &[Violati
 fn report((seed, profile): (u64, Profile), history: &History, violations: &[Violation]) -> Option<String> {
     let first = violations.first()?;
     let all: String = violations.iter().take(10).map(|violation| format!("  {violation}\n")).collect();
+    // `replay` finds a profile by its name, and this one has the name of the profile without caching.
+    let replayed = if profile.caches { "caching" } else { profile.name };
     Some(format!(
-        "seed {seed} ({}) breaks promises:\n{all}replay: PROFILE='{}' SEED={seed} cargo test --lib simulation::replay -- --nocapture --ignored\n{}",
-        profile.name,
+        "seed {seed} ({}) breaks promises:\n{all}replay: PROFILE='{replayed}' SEED={seed} cargo test --lib simulation::replay -- --nocapture --ignored\n{}",
         profile.name,
         history.around(first.at, 12),
     ))

@@ -69,7 +69,7 @@ impl Router {
         let access = topology.access()?;
         let secrets = Arc::new(Secrets::new(&topology.tls, access, background_runtime)?);
         let tls = &secrets.certificates();
-        let setup = |infos: &[ConnectionInfo], role| {
+        let setup_of = |infos: &[ConnectionInfo], role| {
             let place =
                 ConditionsOf { servers: servers(&topology.kind, infos), durability: options.durability.to_string() };
             let conditions = Arc::new(Conditions::new(place, options.max_clock_skew));
@@ -81,7 +81,7 @@ impl Router {
                 let info = parse_one(url, tls)?;
                 let infos = std::slice::from_ref(&info);
                 secrets.check(infos)?;
-                let setup = setup(infos, role);
+                let setup = setup_of(infos, role);
                 return Ok(Self::single(info, setup, options));
             }
             Kind::Cluster(urls) => {
@@ -89,12 +89,12 @@ impl Router {
                 // All members of a cluster use the password of the first URL, so only this URL is checked for one.
                 secrets.check(&infos[..1])?;
                 secrets.check_provider(&infos)?;
-                Fleet::cluster(&infos, access, setup(&infos, Role::ClusterMember))?
+                Fleet::cluster(&infos, access, setup_of(&infos, Role::ClusterMember))?
             }
             Kind::Sentinel { primary, urls } => {
                 let infos = parse_all(urls, tls)?;
                 // The URLs are not checked here, because Sentinels may have passwords of their own.
-                let setup = setup(&infos, Role::Standalone);
+                let setup = setup_of(&infos, Role::Standalone);
                 Fleet::behind_sentinels(primary, infos, access, setup)?
             }
         };

@@ -93,7 +93,7 @@ impl RuntimeConnection {
 
 /// Open connection, with its state and the newest clock sample of its server.
 pub(super) struct OpenConnection {
-    /// Number that is unique among the connections to this node.
+    /// Number that is unique among the connections that one `Connections` has made.
     pub(super) number: u64,
     pub(super) connection: Connection,
     pub(super) clock_sample: Mutex<ClockSample>,
@@ -268,9 +268,12 @@ impl Connections {
         *self.failed.lock() = dialed.as_ref().err().map(|fault| (now, fault.clone()));
         if let Ok(live) = &dialed {
             self.begins(live);
-            self.check_up_in_background(live);
         }
         self.note_dial(&dialed, began, now);
+        // Last, so that the log tells the end of an outage before what the check-up finds.
+        if let Ok(live) = &dialed {
+            self.check_up_in_background(live);
+        }
         dialed
     }
 

@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 32;
 pub(super) const MAX_BYTES: usize = 6 << 20;
 /// Longest text within an answer, in bytes.
 const MAX_TEXT: usize = 4 << 20;
-/// Limit for the memory of an answer, in bytes. It covers the bytes of the answer as received, its bytes as decoded,
+/// Limit for the memory of an answer, in bytes, unless it is a slot map that is awaited. It covers the bytes of the answer as received, its bytes as decoded,
 /// and the overhead of each list element.
 pub(super) const MAX_WEIGHT: usize = 12 << 20;
 /// Memory of one list element in bytes: the size of its value, and the overhead of one allocation.
