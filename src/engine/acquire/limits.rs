@@ -143,7 +143,7 @@ impl Impatience {
     fn look_for_silence(&mut self, now: Moment) -> ControlFlow<WaitEnd> {
         let span = silence_span(&self.engine);
         while self.silent_at <= now {
-            let signs = [self.served(), self.side.recall_until()].map(|sign| sign.map(|sign| sign.after(span)));
+            let signs = [self.last_served(), self.side.recall_until()].map(|sign| sign.map(|sign| sign.after(span)));
             match signs.into_iter().flatten().find(|until| *until > self.silent_at) {
                 Some(until) => self.silent_at = until,
                 None => return ControlFlow::Break(WaitEnd::Silence),
@@ -170,7 +170,7 @@ impl Impatience {
                 if now < late {
                     return ControlFlow::Continue(late);
                 }
-                if self.served().is_none_or(|served| served < limit) {
+                if self.last_served().is_none_or(|served| served < limit) {
                     return ControlFlow::Break(WaitEnd::Silence);
                 }
             }
@@ -182,7 +182,7 @@ impl Impatience {
     }
 
     /// Returns when the node last answered a request, unless it is silent.
-    fn served(&self) -> Option<Moment> {
+    fn last_served(&self) -> Option<Moment> {
         let ServerContact { served, is_silent } = self.engine.scheme.contact(&self.key);
         served.filter(|_| !is_silent)
     }

@@ -41,7 +41,7 @@ struct WaiterHandles {
 }
 
 impl WaiterHandles {
-    fn left(&mut self, mode: Mode) -> &mut Option<Notifications> {
+    fn left_to_next(&mut self, mode: Mode) -> &mut Option<Notifications> {
         &mut self.left[usize::from(mode == Mode::Write)]
     }
 
@@ -56,11 +56,11 @@ impl Beside {
     }
 
     pub(in crate::lock) fn notifications(&mut self, mode: Mode) -> &mut Option<Notifications> {
-        self.waiters().left(mode)
+        self.waiters().left_to_next(mode)
     }
 
     pub(super) fn take_notifications(&mut self, mode: Mode) -> Option<Notifications> {
-        self.waiters.as_mut()?.left(mode).take()
+        self.waiters.as_mut()?.left_to_next(mode).take()
     }
 
     /// Stores the task of a waiter. Returns the former one.
@@ -91,7 +91,7 @@ impl Beside {
         }
         for mode in [Mode::Read, Mode::Write] {
             if !has_request(mode) {
-                woken.left.extend(waiters.left(mode).take());
+                woken.left.extend(waiters.left_to_next(mode).take());
             }
         }
         if waiters.is_empty() {

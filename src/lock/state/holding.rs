@@ -148,8 +148,8 @@ impl<H: InRenewalQueue> State<H> {
         });
     }
 
-    /// Returns true if this process has a newer hold that excludes this grant. A grant may be told long after a force has
-    /// ended it.
+    /// Returns true if this process has a newer hold that excludes this grant. A notification may bring a grant long
+    /// after a force has ended it.
     fn is_overtaken(&self, granting: &GrantIdentity) -> bool {
         self.listed_holds()
             .map(|entry| &entry.record)

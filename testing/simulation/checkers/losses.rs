@@ -123,6 +123,12 @@ pub fn own_newer_grant(facts: &Facts<'_>, findings: &mut Findings) {
     }
 }
 
+/// Returns true if something that does not say why may have ended the hold before: a newer grant to the same process, or
+/// the answer to a reader that has repeated the acquisition of the hold.
+fn ended_before(facts: &Facts<'_>, held: &GuardFacts, now: Micros) -> bool {
+    facts.is_overtaken(held, now) || super::ends::began_anew(facts, held, now)
+}
+
 /// Checks that a guard reports the loss as forced if the answer said so, and only then.
 pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
     let mut marks: BTreeMap<Id, u64> = BTreeMap::new();
@@ -172,13 +178,7 @@ pub fn forced(facts: &Facts<'_>, findings: &mut Findings) {
                 let by_own = || shown.get(&held.process).is_some_and(|shown| shown.contains(&held.id));
                 let right = match reason {
                     LossReason::Forced => by_answer || by_own(),
-                    // A newer grant to the same process may have ended the hold first, and that does not say why. Nor does
-                    // the answer to a reader that has repeated the acquisition of the hold.
-                    LossReason::Gone => {
-                        told.is_none_or(|mark| held.token > *mark)
-                            || facts.is_overtaken(held, now)
-                            || super::ends::began_anew(facts, held, now)
-                    }
+                    LossReason::Gone => told.is_none_or(|mark| held.token > *mark) || ended_before(facts, held, now),
                     _ => true,
                 };
                 findings.add_unless(
