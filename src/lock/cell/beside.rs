@@ -86,7 +86,8 @@ impl Beside {
         for wakes in wakes {
             match wakes {
                 Wakes::Waiter(waiter_id) => woken.tasks.extend(waiters.wakers.remove(&waiter_id)),
-                Wakes::All => woken.all = Some(std::mem::take(&mut waiters.wakers)),
+                // One event may have two reasons to wake all, and the first one takes the tasks.
+                Wakes::All => woken.all.get_or_insert_default().append(&mut waiters.wakers),
             }
         }
         for mode in [Mode::Read, Mode::Write] {

@@ -160,6 +160,8 @@ fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
 fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
     let [leader, mut waiter] = enter_all(&table, Write);
+    // So the event has two reasons to wake all.
+    assert!(waiter.side().awaits_first_answer(), "the outage is the first answer, too");
     let begins = move || leader.on_outage(Some(SideOutage { since: now(), source: None }));
     let looks = move || {
         let woken = match slip {
