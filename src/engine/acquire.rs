@@ -41,7 +41,7 @@ use crate::engine::caching::CacheRequest;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::wait::Notifications;
+use crate::lock::wait::{Notifications, WaitEntry};
 use crate::store::{BoxFuture, Mode};
 
 use self::arm::Arming;
@@ -291,7 +291,9 @@ impl Acquisition {
         }
         let waited = given_up.at.since(self.began);
         // A later failure is that of an attempt under way at the limit. It leaves a request in doubt, and is no outage.
-        let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at);
+        // After a refusal, which another waiter may have got, the server is not silent any more.
+        let refused_at = self.entry.as_ref().and_then(WaitEntry::refused_at);
+        let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at && refused_at <= Some(*at));
         if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.outage.is_some() {
             // A waiter that has sent no request names the failure of its leader.
             let of_asker = given_up.outage.and_then(|outage| outage.source);

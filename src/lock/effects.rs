@@ -185,7 +185,7 @@ impl<'a, H> CellEvent<'a, H> {
         }
     }
 
-    /// Returns the waiters to wake, or all of them, and the sides whose first answer has come.
+    /// Returns the waiters to wake, or all of them.
     pub(super) fn wakes(&self) -> impl Iterator<Item = Wakes> {
         self.signals.iter().filter_map(|signal| match signal {
             Signal::Wake(waiter_id) => Some(Wakes::Waiter(*waiter_id)),

@@ -344,10 +344,11 @@ impl Side {
         }
     }
 
-    /// Returns true if this waiter waits, and the leader has had no answer yet. Then an effect wakes the waiter at the first
-    /// answer.
+    /// Returns true if the leader has had no answer yet, and is not `waiter_id` itself. Then an effect wakes the waiter at the
+    /// first answer.
     pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> bool {
-        let awaits = self.leader.is_some() && !self.is_answered && self.waiters.contains_key(&waiter_id);
+        let other_asks = self.leader.as_ref().is_some_and(|leader| leader.waiter_id != waiter_id);
+        let awaits = other_asks && !self.is_answered;
         self.is_first_answer_awaited |= awaits;
         awaits
     }

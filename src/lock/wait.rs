@@ -252,6 +252,11 @@ impl WaitEntry {
         self.cell.ask(|state| state.side(self.mode).refusal = Some(refusal));
     }
 
+    /// Returns when the server last refused this side of the lock.
+    pub(crate) fn refused_at(&self) -> Option<Moment> {
+        self.cell.ask(|state| state.side(self.mode).refusal.as_ref().map(|refusal| refusal.at))
+    }
+
     /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
     pub(crate) fn note_in_use(&self) {
         self.cell.ask(|state| state.side(self.mode).note_in_use());

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::pending::Silence;
 use super::{Acquisition, LocalSignal, Patience};
-use crate::base::error::Result;
+use crate::base::error::{LossReason, Result};
 use crate::engine::Held;
-use crate::lock::hold::Accepted;
+use crate::lock::hold::{Accepted, HoldState};
 use crate::lock::side::SideOutage;
 use crate::lock::wait::WaitEntry;
 use crate::store::{Failure, Mode};
@@ -52,6 +52,10 @@ impl Acquisition {
                     return Ok(self.share.take().map(|held| held.with_token(token)));
                 }
                 Accepted::Over => {
+                    // If an answer has ended the hold, the server is not silent.
+                    if hold.state_of(share_id) != HoldState::Lost(LossReason::Expired) {
+                        self.last_failure = None;
+                    }
                     let held = self.share.take();
                     match self.patience {
                         Patience::Wait => self.wait_again(),

@@ -228,11 +228,15 @@ pub(super) async fn heard_out<T>(
     attempts: &Attempts,
     until: Moment,
 ) -> Option<T> {
-    attempts.has_stopped.store(true, Ordering::Release);
+    // After the first poll of `run`, since another thread may have made this waiter the leader meanwhile.
+    let stopped = poll_fn(|_| {
+        attempts.has_stopped.store(true, Ordering::Release);
+        if attempts.is_underway() { Poll::Pending } else { Poll::Ready(()) }
+    });
     tokio::select! {
         biased;
         result = &mut run => Some(result),
-        () = poll_fn(|_| if attempts.is_underway() { Poll::Pending } else { Poll::Ready(()) }) => None,
+        () = stopped => None,
         () = at(engine, until) => None,
     }
 }

@@ -209,6 +209,10 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns true if the side of this waiter has had no answer yet: its leader awaits one, or a hold that is being
     /// released here keeps the side from its first request.
     pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
+        // A try beside the leader waits for the answer to its own request.
+        if self.wait_queue().extra_requests.contains_key(&waiter_id) {
+            return false;
+        }
         let awaits_release = !self.may_ask(mode) && self.used_holds().next().is_none();
         let side = self.side(mode);
         side.awaits_first_answer(waiter_id) || awaits_release && side.awaits_leader(waiter_id)
