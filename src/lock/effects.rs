@@ -39,8 +39,8 @@ pub(crate) struct Rules {
     pub(crate) cached: Arc<CachedCount>,
 }
 
-/// Event of a hold or of its cell: the inputs that the cell knows, and the signals of the event, which are tasks to wake
-/// and lost holds to report.
+/// Event of a hold or of its cell: the inputs that the cell knows, and the signals of the event, which are tasks to wake,
+/// and ends and losses to report.
 #[derive(Debug)]
 pub(super) struct Event<'a> {
     pub(super) now: Moment,

@@ -69,9 +69,11 @@ impl Acquisition {
                 }
                 Accepted::Short { until, is_late } => {
                     // The limit waits for this answer, as for the answer to an acquisition.
-                    underway = underway.or_else(|| self.begin_underway());
-                    // Nobody else is inside. If the limit comes before the answer, the server is silent.
-                    self.last_failure = Some((since, Arc::new(Silence)));
+                    if underway.is_none() && self.limit.is_some() {
+                        underway = self.begin_underway();
+                        // Nobody else is inside. If the limit comes before the answer, the server is silent.
+                        self.last_failure = Some((since, Arc::new(Silence)));
+                    }
                     if is_late {
                         was_late = true;
                         self.renewal_is_late()?;
