@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::pin::pin;
 
 use crate::base::attempt::AcquisitionId;
-use crate::base::error::{LossReason, Result};
+use crate::base::error::Result;
 use crate::base::health::{Health, Stats, Traffic};
 use crate::base::key::Key;
 use crate::engine::{Engine, in_runtime};
@@ -108,8 +108,7 @@ impl Engine {
         let unseen = unseen.map(|id| HolderView::unseen_reader(id, self.guards_of(key, id))).collect();
         for hold in self.table.holds(key) {
             if seen.contains(hold.id().as_str()) || ended.contains(hold.id().as_str()) {
-                hold.lose(LossReason::Forced);
-                self.table.on_end(&hold);
+                self.renewals.end_by_force(&hold, self.now());
             }
         }
         unseen

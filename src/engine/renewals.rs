@@ -161,6 +161,17 @@ impl Renewals {
         self.releases.give_back(hold, Some(Arc::clone(hold)), now);
     }
 
+    /// Ends a hold as lost, because a force of this process has ended it on the server. A new primary may lack the force,
+    /// so the hold is released, too.
+    pub(crate) fn end_by_force(&self, hold: &Arc<Hold>, now: Moment) {
+        let _unsettled = self.releases.begin_unsettled();
+        if hold.lose(LossReason::Forced) {
+            self.clear_away(hold, LossReason::Forced, now);
+        } else {
+            self.releases.unblock(hold);
+        }
+    }
+
     /// Releases a lost hold, because the server may still have it. Then lets local waiters send their requests.
     ///
     /// The order of the steps matters. The release is counted before the table forgets the hold, so that `close` always
