@@ -446,9 +446,12 @@ impl<'h> Facts<'h> {
         for notification in notifications {
             self.grants(notification.id, at, *primary);
         }
-        for given in Given::by(what).into_iter().filter(|_| *deposed) {
+        if *deposed {
+            let granted = Given::by(what).into_iter().map(|given| (given.token, given.tokens));
+            let renewed = if let Reply::Renewed { tokens, .. } = reply { *tokens } else { None };
+            let last = granted.chain(renewed).map(|(first, tokens)| first + tokens - 1).max();
             let highest = self.deposed.entry(*lock).or_default();
-            *highest = (*highest).max(given.token + given.tokens - 1);
+            *highest = (*highest).max(last.unwrap_or_default());
         }
     }
 
