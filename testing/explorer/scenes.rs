@@ -33,6 +33,24 @@ const fn dying_and_converting(faults: Faults) -> Faults {
     Faults { deaths: 1, conversions: 1, ..faults }
 }
 
+impl Faults {
+    /// Returns these faults and the others.
+    const fn beside(&self, other: &Self) -> Self {
+        Self {
+            losses: self.losses + other.losses,
+            copies: self.copies + other.copies,
+            delays: self.delays + other.delays,
+            deaths: self.deaths + other.deaths,
+            conversions: self.conversions + other.conversions,
+            lapses: self.lapses + other.lapses,
+            wipes: self.wipes + other.wipes,
+            breaks: self.breaks + other.breaks,
+            forces: self.forces + other.forces,
+            sleeps: self.sleeps + other.sleeps,
+        }
+    }
+}
+
 /// Returns a scene of processes with tasks that run at the same time. Each task has one acquisition.
 const fn concurrent(processes: usize, tasks: usize, faults: Faults) -> Scene {
     let (records, caching) = (None, Caching::Nothing);
@@ -61,13 +79,19 @@ impl Scene {
         Self { is_mute: true, ..self }
     }
 
-    /// Asserts that no state breaks an invariant, and that the scene has not shrunk.
-    fn holds(&self, least: usize) {
+    /// Asserts that no state breaks an invariant, and returns the number of states.
+    fn states(&self) -> usize {
         let began = Instant::now();
         let Explored { states, processes, steps, depth, found } = self.explored(None, None);
         let took = began.elapsed();
         println!("{states} states, {processes} of a process, {steps} steps, {depth} deep, {took:?}: {self:?}");
         assert!(found.is_none(), "{self:?}: {found:?}");
+        states
+    }
+
+    /// Asserts that no state breaks an invariant, and that the scene has not shrunk.
+    fn holds(&self, least: usize) {
+        let states = self.states();
         assert!(states >= least, "{states} states instead of {least} and more: {self:?} has shrunk");
     }
 
@@ -177,6 +201,17 @@ fn processes_with_several_faults_at_once_hold() {
     serial(2, 2, Faults { losses: 2, conversions: 1, ..NONE }).holds(4_280_000);
     serial(2, 2, Faults { wipes: 1, losses: 1, deaths: 1, conversions: 1, ..NONE }).holds(2_280_000);
     serial(2, 2, Faults { forces: 1, conversions: 1, ..NONE }).holds(45_000);
+}
+
+/// All kinds of faults that need no subscription.
+const KINDS: [Faults; 9] = [LOSS, COPY, DELAY, DEATH, CONVERSION, Faults { lapses: 1, ..NONE }, WIPE, FORCE, SLEEP];
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+fn each_pair_of_faults_holds() {
+    let pairs = KINDS.iter().enumerate().flat_map(|(at, one)| KINDS[at + 1..].iter().map(|other| one.beside(other)));
+    let states: usize = pairs.map(|pair| serial(2, 1, pair).trying().states()).sum();
+    assert!(states >= 1_091_000, "{states} states in all: a scene has shrunk");
 }
 
 /// Asserts that each fault is found in the smallest scene that has it, with the length of its shortest path.

@@ -479,7 +479,8 @@ impl Server {
     }
 
     fn force(&self, record: &mut Record, now: ServerTime, seen: u16, back: u8) -> Reply {
-        let token = FencingToken::from_wire(record.token - u64::from(back));
+        // A record that was lost has no token, and is older than any view.
+        let token = FencingToken::from_wire(record.token.saturating_sub(u64::from(back)));
         let seen = if self.fault == Some(Fault::ForceMissesNewBlock) { 0 } else { seen };
         let holder = |id| Holder {
             id: self.id(id).as_str().to_owned(),

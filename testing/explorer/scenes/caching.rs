@@ -83,6 +83,13 @@ fn subscriptions_of_processes_that_break_and_holds_that_are_forced_hold() {
 }
 
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+fn subscriptions_that_break_beside_each_other_fault_hold() {
+    let states: usize = KINDS.iter().map(|fault| cached(2, 1, fault.beside(&BREAK)).trying().states()).sum();
+    assert!(states >= 1_822_000, "{states} states in all: a scene has shrunk");
+}
+
+#[test]
 fn each_blunder_of_a_process_that_caches_holds_is_found() {
     find_blunders([
         (Blunder::StaysWhenRecalled, cached(2, 1, NONE), Invariant::StandsAside, 3),
