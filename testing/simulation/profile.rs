@@ -275,8 +275,9 @@ pub const FORGETFUL: Profile = Profile {
     ..WILD
 };
 
-/// `WILD` with leases that outlast the run.
-pub const LONG: Profile = Profile { name: "long leases", lease: QUORUM.lease, ..WILD };
+/// `WILD` with leases that outlast the faults. A master that has restarted does not vote before the longest lease is over.
+pub const LONG: Profile =
+    Profile { name: "long leases", lease: QUORUM.lease, served_within: Duration::from_secs(180), ..WILD };
 
 /// Operators force holds while renewals bring these holds to masters that lack them.
 pub const FORCED_MASTERS: Profile = Profile { name: "forced masters", slow: 200, forces: 400, ..WILD };

@@ -96,6 +96,12 @@ fn told_by_server(facts: &Facts<'_>, attempt: &AttemptFacts, ended: Micros) -> b
         let of_this = request.scope() == attempt.scope();
         let denied_at = match (request.op, &request.answered) {
             (Op::Acquire { .. }, Some((at, Reply::Contended { .. } | Reply::Queued { .. }))) => *at,
+            // The answer to a reader who wants to join.
+            (Op::Acquire { .. }, Some((at, Reply::Granted { is_waited_for: true, .. })))
+                if attempt.wish.mode == Mode::Read =>
+            {
+                *at
+            }
             _ => return false,
         };
         of_this && attempt.asked <= denied_at + lately && denied_at <= ended

@@ -38,13 +38,17 @@ pub fn answered_when_it_starts(facts: &Facts<'_>, guard: &GuardFacts) -> Option<
     asked.max()
 }
 
-/// Returns the claim with which the hold of a guard was requested.
+/// Returns the claim of the last request that the server has had for the hold of a guard. The next waiter of the process
+/// continues a request with its own lease.
 fn claim_ms(facts: &Facts<'_>, guard: &GuardFacts) -> u64 {
     let asked = facts.about(guard.id).filter_map(|request| match request.op {
-        Op::Acquire { lease_ms, waiter_ttl_ms: Some(waiter_ttl_ms), .. } => Some(waiter_ttl_ms.min(lease_ms)),
+        Op::Acquire { lease_ms, waiter_ttl_ms: Some(waiter_ttl_ms), .. } => {
+            let (applied, _) = request.applied.filter(|(at, _)| *at <= guard.granted)?;
+            Some((applied, waiter_ttl_ms.min(lease_ms)))
+        }
         _ => None,
     });
-    asked.max().unwrap_or(u64::MAX)
+    asked.max().map_or(u64::MAX, |(_, claim_ms)| claim_ms)
 }
 
 /// Checks that a nested guard has an end of its own.
