@@ -73,9 +73,10 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
 /// the place of another at the server asks that first.
 fn joins(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
     let own = facts.requests.values().filter(|request| {
-        let repeats = request.op.is_acquisition() && facts.is_had(request);
         let same = request.lock == before.lock && request.attempt.is_some() && request.attempt == before.attempt;
-        repeats && same && from <= request.sent && request.sent <= before.sent
+        let between = from <= request.sent && request.sent <= before.sent;
+        // Last, because it goes through all guards.
+        same && between && request.op.is_acquisition() && facts.is_had(request)
     });
     own.map(|request| cost(request, before)).sum()
 }
@@ -227,7 +228,9 @@ fn converted_until(facts: &Facts<'_>, guard: Guard, now: Micros) -> Option<Micro
 /// Checks that a failed renewal is repeated soon, and later after more failures. Another answer may confirm the hold
 /// meanwhile: then the renewal is due as after that answer.
 fn repeated(facts: &Facts<'_>, findings: &mut Findings, requests: &[&RequestFacts]) {
-    let renewals: Vec<_> = requests.iter().filter(|request| request.op.is_renewal()).collect();
+    let mut renewals: Vec<_> = requests.iter().filter(|request| request.op.is_renewal()).collect();
+    // A renewal may fail when a later one was answered already.
+    renewals.sort_by_key(|request| request.ended().unwrap_or(Micros::MAX));
     let mut pause = FIRST_RETRY;
     for pair in renewals.windows(2) {
         let [earlier, later] = pair else { continue };
