@@ -202,12 +202,15 @@ pub enum RecallEvent {
     Recalled(Recalled),
     /// A recall was lost or takes long.
     Missed,
-    /// The process has subscribed at this server.
-    Subscribed(u32),
+    /// The process has subscribed at this server. Holds of one lock may have several listeners.
+    Subscribed {
+        listener: u32,
+        server: u32,
+    },
     /// The server has answered the ping that was sent at this time.
     Ping(Micros),
-    /// The subscription is over.
-    Broken,
+    /// The subscription of this listener is over.
+    Broken(u32),
 }
 
 /// State of a lock on the server.

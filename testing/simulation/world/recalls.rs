@@ -167,7 +167,7 @@ impl World {
         let (process, lock, recalls) = (listener.process, listener.lock, listener.recalls.upgrade()?);
         drop(state);
         if was_live {
-            self.note_recall_event(process, lock, RecallEvent::Broken);
+            self.note_recall_event(process, lock, RecallEvent::Broken(number));
         }
         if self.mutant == Some(Mutant::IgnoresBreak) {
             return None;
@@ -183,7 +183,7 @@ impl World {
         listener.live = Some((server, Arc::clone(liveness)));
         let (process, lock, recalls) = (listener.process, listener.lock, listener.recalls.upgrade());
         drop(state);
-        self.note_recall_event(process, lock, RecallEvent::Subscribed(server));
+        self.note_recall_event(process, lock, RecallEvent::Subscribed { listener: number, server });
         if let Some(recalls) = recalls {
             self.tell_live(&recalls, liveness);
         }

@@ -5,11 +5,18 @@ use super::*;
 /// Time for which a subscription counts as live after an answered ping was sent.
 const LIVE_FOR: Micros = SECOND;
 
-/// Recalls and subscription of one lock in one process.
+/// Span in which a listener was subscribed.
+struct Subscribed {
+    listener: u32,
+    server: u32,
+    from: Micros,
+    to: Micros,
+}
+
+/// Recalls and subscriptions of one lock in one process.
 #[derive(Default)]
 pub struct Listening {
-    /// Spans in which the process was subscribed, and at which server.
-    subscribed: Vec<(Micros, Micros, u32)>,
+    subscribed: Vec<Subscribed>,
     /// Pings that were answered: time of sending, time of the answer.
     pings: Vec<(Micros, Micros)>,
     recalls: Vec<(Micros, Recalled)>,
@@ -20,7 +27,7 @@ pub struct Listening {
 impl Listening {
     /// Returns true if the process was subscribed for the whole span.
     pub fn was_live(&self, from: Micros, to: Micros) -> bool {
-        self.subscribed.iter().any(|(begin, end, _)| *begin <= from && to < *end)
+        self.subscribed.iter().any(|span| span.from <= from && to < span.to)
     }
 
     /// Returns how many recalls the process has missed.
@@ -49,11 +56,13 @@ impl Facts<'_> {
         match input {
             RecallEvent::Recalled(recalled) => listening.recalls.push((event.at, recalled)),
             RecallEvent::Missed => listening.missed.push(event.at),
-            RecallEvent::Subscribed(server) => listening.subscribed.push((event.at, Micros::MAX, server)),
+            RecallEvent::Subscribed { listener, server } => {
+                listening.subscribed.push(Subscribed { listener, server, from: event.at, to: Micros::MAX });
+            }
             RecallEvent::Ping(sent) => listening.pings.push((sent, event.at)),
-            RecallEvent::Broken => {
-                if let Some(last) = listening.subscribed.last_mut() {
-                    last.1 = event.at;
+            RecallEvent::Broken(listener) => {
+                if let Some(last) = listening.subscribed.iter_mut().rfind(|span| span.listener == listener) {
+                    last.to = event.at;
                 }
             }
         }
@@ -116,10 +125,9 @@ impl Facts<'_> {
         let answers: Vec<_> =
             self.hold_answers(id).filter(|answer| !answer.is_waited_for && answer.at <= now).collect();
         let allows_caching = |answer: &HoldAnswer| {
-            let spans = &listening.subscribed;
             let was_live =
-                |(from, to, server): &(_, _, _)| *from <= answer.sent && now <= *to && *server == answer.server;
-            answer.caches && spans.iter().any(was_live)
+                |span: &Subscribed| span.from <= answer.sent && now <= span.to && span.server == answer.server;
+            answer.caches && listening.subscribed.iter().any(was_live)
         };
         let is_taken_back = answers.iter().any(|answer| answer.sent >= recalled_at);
         is_taken_back && answers.iter().any(allows_caching) && listening.is_live(now)
@@ -132,7 +140,8 @@ impl Facts<'_> {
             return from;
         }
         let spans = self.listening(id.process, lock).into_iter().flat_map(|listening| &listening.subscribed);
-        let breaks = spans.map(|(_, to, _)| *to);
+        // It relies on one of the listeners that were subscribed then.
+        let breaks = spans.filter(|span| (span.from..span.to).contains(&from)).map(|span| span.to).max();
         let reported = self.hold_answers(id).filter(|answer| answer.is_waited_for).map(|answer| answer.at);
         let ends = self.recalls_of(id, lock).chain(breaks).chain(reported).filter(|at| *at >= from);
         ends.min().unwrap_or(Micros::MAX).min(from + cache_for)
