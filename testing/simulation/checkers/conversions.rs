@@ -95,7 +95,8 @@ pub fn lost(facts: &Facts<'_>, findings: &mut Findings) {
             reason if conversion.asked.is_empty() => is_right(facts, guard, reason, ended, false),
             LossReason::Expired if is_capped || conversion.came_too_late(facts) => true,
             LossReason::Expired => {
-                expired_rightly(facts, findings, index, ended, old);
+                // The last answer may come when the hold is over.
+                expired_rightly(facts, findings, index, ended - 1, old);
                 true
             }
             LossReason::MaxHold => is_capped,

@@ -127,9 +127,10 @@ impl Facts<'_> {
     /// counted from the last request that showed the server knew the old hold.
     pub fn in_doubt_until(&self, held: &GuardFacts, now: Micros) -> Micros {
         let conversions = self.requests.values().filter_map(|request| match request.op {
-            // A conversion that was certainly not carried out leaves nothing open.
-            Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now && !request.not_done => {
-                Some((request, lease_ms))
+            // A conversion leaves nothing open once its process knows that it was not carried out.
+            Op::Conversion { old, lease_ms, .. } if old == held.id && request.sent <= now => {
+                let is_known = request.not_done && request.failed.is_some_and(|at| at <= now);
+                (!is_known).then_some((request, lease_ms))
             }
             _ => None,
         });
