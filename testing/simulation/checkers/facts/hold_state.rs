@@ -224,10 +224,13 @@ impl Facts<'_> {
             return true;
         }
         let is_open = |conversion: &AttemptFacts| conversion.ended.is_none_or(|(ended, _)| ended >= now);
-        let mut conversions = self
-            .conversions_of(id)
-            .filter(|conversion| conversion.sent <= now)
-            .filter_map(|conversion| conversion.attempt);
-        conversions.any(|attempt| is_open(&self.attempts[&attempt]))
+        let of_hold = |attempt: &AttemptFacts| {
+            attempt.wish.converts.is_some_and(|guard| self.guards[&guard].id == id) && is_open(attempt)
+        };
+        // It asks for the server's time first.
+        let has_sent = |number: Attempt| {
+            self.requests.values().any(|request| request.attempt == Some(number) && request.sent <= now)
+        };
+        self.attempts.iter().any(|(number, attempt)| of_hold(attempt) && has_sent(*number))
     }
 }
