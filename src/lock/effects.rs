@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -16,7 +17,6 @@ use crate::base::process::Process;
 use crate::base::recalls::Reception;
 use crate::lock::cell::Woken;
 use crate::lock::end::{End, Ended};
-use crate::lock::record::CachedCount;
 use crate::lock::side::WaiterId;
 
 /// Settings that all locks of a manager share.
@@ -35,8 +35,20 @@ pub(crate) struct Rules {
     pub(crate) max_handoffs: u64,
     pub(crate) handoff_span: Duration,
     pub(crate) metrics: Metrics,
-    /// Counts the holds that may be cached.
-    pub(crate) cached: Arc<CachedCount>,
+    /// Number of holds of the manager that may be cached.
+    pub(crate) cached: Arc<AtomicUsize>,
+}
+
+impl Rules {
+    pub(super) fn count_cached(&self) {
+        self.cached.fetch_add(1, Ordering::Relaxed);
+        self.metrics.count_cached();
+    }
+
+    pub(super) fn cached_no_more(&self) {
+        self.cached.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.cached_no_more();
+    }
 }
 
 /// Event of a hold or of its cell: the inputs that the cell knows, and the signals of the event, which are tasks to wake,

@@ -55,7 +55,7 @@ pub(crate) struct Hold {
 impl Hold {
     pub(super) fn new(cell: &Arc<Cell<Self>>, number: u64, granting: GrantIdentity, can_be_cached: bool) -> Self {
         if can_be_cached {
-            cell.rules().cached.add();
+            cell.rules().count_cached();
         }
         Self {
             cell: Arc::clone(cell),
@@ -619,7 +619,7 @@ impl Drop for Hold {
         }
         self.cell.hold_dropped(self.number);
         if self.can_be_cached {
-            self.rules().cached.remove();
+            self.rules().cached_no_more();
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::lock::side::{First, WaiterId};
 
 pub(crate) use at_least::AtLeast;
 use at_least::RestState;
-pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState, CachedCount};
+pub(crate) use cache::{CacheAnswer, CacheOutcome, CacheState};
 use conversion::ConversionInDoubt;
 pub(crate) use conversion::{LeftOpen, OpenConversion};
 use promise::Promise;

@@ -1,6 +1,7 @@
 //! Table of the locks that this process uses, by name. The table removes idle locks. Tasks that use locks with
 //! different names do not wait for each other's locks.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use hashbrown::HashTable;
@@ -97,7 +98,7 @@ impl Table {
 
     /// Returns the number of holds that may be cached.
     pub(crate) fn cached_count(&self) -> usize {
-        self.rules.cached.get()
+        self.rules.cached.load(Ordering::Relaxed)
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Cells> {

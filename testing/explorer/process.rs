@@ -21,7 +21,7 @@ mod threads;
 mod told;
 
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure, Granted, NodeId};
@@ -401,6 +401,9 @@ impl Hash for Process {
     }
 }
 
+/// Metrics of all explored processes. To make new ones at each step would take more time than the step.
+static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::default);
+
 fn rules(poll_within: Duration) -> Rules {
     Rules {
         process: OsProcess::current(),
@@ -410,7 +413,7 @@ fn rules(poll_within: Duration) -> Rules {
         poll_within,
         max_handoffs: MAX_HANDOFFS,
         handoff_span: Duration::from_secs(3600),
-        metrics: Metrics::default(),
+        metrics: METRICS.clone(),
         cached: Arc::default(),
     }
 }

@@ -5,13 +5,11 @@
 //! it as to any hold. `docs/CACHED_HOLDS.md` describes cached holds.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::{CLOSED, HoldRecord, Next, Phase};
 use crate::base::attempt::NodeId;
 use crate::base::lease::{FencingToken, Moment};
-use crate::base::metrics::Metrics;
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Reception, SubscriptionId};
 use crate::base::reentry::OwnerId;
@@ -37,29 +35,6 @@ pub(crate) enum CacheOutcome {
     Recalled,
     /// No guard used the hold, and no process recalled it.
     Unused,
-}
-
-/// Number of holds of a manager that may be cached.
-#[derive(Debug, Default)]
-pub(crate) struct CachedCount {
-    holds: AtomicUsize,
-    metrics: Metrics,
-}
-
-impl CachedCount {
-    pub(crate) fn get(&self) -> usize {
-        self.holds.load(Ordering::Relaxed)
-    }
-
-    pub(in crate::lock) fn add(&self) {
-        self.holds.fetch_add(1, Ordering::Relaxed);
-        self.metrics.count_cached();
-    }
-
-    pub(in crate::lock) fn remove(&self) {
-        self.holds.fetch_sub(1, Ordering::Relaxed);
-        self.metrics.cached_no_more();
-    }
 }
 
 /// Tokens that a renewal brought for later writers.
