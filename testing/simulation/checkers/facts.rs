@@ -34,6 +34,7 @@ pub struct Facts<'h> {
     /// Highest token that a replaced primary granted for each lock.
     pub deposed: BTreeMap<Lock, u64>,
     by_id: BTreeMap<Id, Vec<Request>>,
+    guards_by_id: BTreeMap<Id, Vec<Guard>>,
     /// Conversions, by the hold that they give up.
     conversions: BTreeMap<Id, Vec<Request>>,
     /// Pushes and subscriptions of each process, for each lock of which it may cache the hold.
@@ -357,6 +358,7 @@ impl<'h> Facts<'h> {
                     lost: None,
                     letting: None,
                 };
+                self.guards_by_id.entry(id).or_default().push(guard);
                 self.guards.insert(guard, facts);
             }
             What::Failed { attempt, end } => {
@@ -505,16 +507,12 @@ impl<'h> Facts<'h> {
 
     /// Returns the guards of a hold.
     pub fn guards_of(&self, id: Id) -> impl Iterator<Item = &GuardFacts> {
-        self.guards.values().filter(move |guard| guard.id == id)
+        self.guards_by_id.get(&id).into_iter().flatten().map(|guard| &self.guards[guard])
     }
 
     /// Returns the guards of each hold.
     pub fn guards_by_id(&self) -> BTreeMap<Id, Vec<&GuardFacts>> {
-        let mut by_id: BTreeMap<Id, Vec<&GuardFacts>> = BTreeMap::new();
-        for guard in self.guards.values() {
-            by_id.entry(guard.id).or_default().push(guard);
-        }
-        by_id
+        self.guards_by_id.keys().map(|id| (*id, self.guards_of(*id).collect())).collect()
     }
 
     pub fn each(&self) -> impl Iterator<Item = (usize, Micros, &'h What)> + use<'h> {

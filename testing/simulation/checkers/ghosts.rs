@@ -70,12 +70,15 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
     }
     let lock = requests.first()?.lock;
     // The next waiter in its process goes on with it.
-    for (number, attempt) in &facts.attempts {
-        let next = attempt.scope() == (id.process, lock) && attempt.wish.mode == mode;
+    for attempt in facts.attempts.values() {
+        let next = attempt.scope() == (id.process, lock) && attempt.wish.mode == mode && attempt.wish.converts.is_none();
+        let ended = attempt.ended.map(|(at, _)| at);
+        if !next || ended.is_some_and(|ended| ended <= until) {
+            continue;
+        }
         // The hold may have been cached until then.
-        let there = until.max(facts.cached_until(id, lock, until)) + MS;
-        if next && attempt.asked <= there && attempt.wish.converts.is_none() {
-            until = until.max(end_of(facts, *number)?);
+        if attempt.asked <= until.max(facts.cached_until(id, lock, until)) + MS {
+            until = ended?;
         }
     }
     (until <= now).then_some(until)
