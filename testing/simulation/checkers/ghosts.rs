@@ -71,7 +71,8 @@ fn driven_until(facts: &Facts<'_>, id: Id, mode: Mode, requests: &[&RequestFacts
     let lock = requests.first()?.lock;
     // The next waiter in its process goes on with it.
     for attempt in facts.attempts.values() {
-        let next = attempt.scope() == (id.process, lock) && attempt.wish.mode == mode && attempt.wish.converts.is_none();
+        let next =
+            attempt.scope() == (id.process, lock) && attempt.wish.mode == mode && attempt.wish.converts.is_none();
         let ended = attempt.ended.map(|(at, _)| at);
         if !next || ended.is_some_and(|ended| ended <= until) {
             continue;
