@@ -8,32 +8,33 @@ use super::*;
 pub(crate) const HELP: &str = "\
 usage: torture [OPTIONS]
 
-Worker processes use read-write locks on real servers while these, the network and the workers are hurt; what happened is
-judged afterwards. Exits with 0 if all that the level claims to survive was survived, and a planted fault was found.
+Worker processes use read-write locks on real servers, while torture causes faults of the servers, the network and the
+workers. Then a judge checks what happened. torture exits with 0 if the locks survived all faults that the level claims to
+survive, and if the judge found a planted fault.
 
 OPTIONS
-  --level LEVEL      primary (a cluster of 3 primaries with a replica each), replicated (the same), quorum (5 masters);
-                     if not given primary
-  --replicas N       replicas that acknowledge at the level replicated: 1 or all; if not given 1
-  --server SERVER    redis-7.0, redis-8.2, valkey-8.1 or valkey-9.1; redis is 7.0 and valkey is 9.1; if not given redis
-  --minutes M        if not given 1; or --seconds S
-  --seed N           of the faults' order and of the workers; if not given 1
-  --faults LIST      names with commas between, `all`, `left` (what the level claims to survive), `right` (what it does not);
-                     if not given all. Several are mixed by the seed, and every fourth time two at once; `restart+acl` is always
-                     both at once
-  --list             shows the faults of the level
-  --workers N        processes, 2 to 16; if not given 5
-  --cache-for-ms N   holds stay in their workers for so long after their last use (`Builder::cache_for`), until somebody calls for
-                     them; at the levels primary and replicated; if not given 0: none stays
-  --groups N         tasks of each worker that take pairs and triples of locks at once, 0 to 8; if not given 0. At the levels
-                     primary and replicated an observer then inspects the queues, and their order is judged, too
-  --plant NAME       something is wrong on purpose and has to be found: late-renewal (a hold is used beyond its local deadline),
-                     skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; has to be
-                     built with RUSTFLAGS='--cfg redis_rwlock_plant'), queue-jumper (a process enters with another one's place
-                     in the queue; needs --groups), unordered (groups take one lock after the other in any order; needs --groups,
-                     and a run of a minute)
-  --markdown         the table as Markdown
-  --keep             the histories are kept, and it is said where
+  --level LEVEL      primary (a cluster of 3 primaries with a replica each), replicated (the same), or quorum (5 masters);
+                     default: primary
+  --replicas N       replicas that acknowledge at the level replicated: 1 or all; default: 1
+  --server SERVER    redis-7.0, redis-8.2, valkey-8.1 or valkey-9.1; redis is 7.0 and valkey is 9.1; default: redis
+  --minutes M        length of the run; default: 1. Or --seconds S
+  --seed N           decides the order of the faults and the work of the workers; default: 1
+  --faults LIST      names, separated by commas; or `all`, `left` (what the level claims to survive), or `right` (what it does
+                     not); default: all. The seed mixes several faults, and causes two at once every fourth time;
+                     `restart+acl` is always both at once
+  --list             prints the faults of the level
+  --workers N        worker processes, 2 to 16; default: 5
+  --cache-for-ms N   workers keep holds for so long after their last use (`Builder::cache_for`), until another process recalls
+                     them; at the levels primary and replicated; default: 0, no hold is kept
+  --groups N         tasks of each worker that take two or three locks at once, 0 to 8; default: 0. At the levels primary and
+                     replicated an observer then inspects the queues, and the judge also checks their order
+  --plant NAME       plants a fault that the judge has to find: late-renewal (a hold is used beyond its local deadline),
+                     skipped-wait (workers of the level replicated do not wait for replicas), late-replies (of a quorum; needs
+                     a build with RUSTFLAGS='--cfg redis_rwlock_plant'), queue-jumper (a process enters with the place of
+                     another one in the queue; needs --groups), unordered (groups take one lock after the other in any order;
+                     needs --groups, and a run of a minute)
+  --markdown         prints the table as Markdown
+  --keep             keeps the histories, and prints where they are
   --help";
 
 /// Guarantee of a grant. Each level survives different faults.
