@@ -203,6 +203,23 @@ impl View {
     pub(crate) fn shows(&self, id: &AcquisitionId) -> bool {
         self.holders.iter().any(|holder| holder.id == id.as_str())
     }
+
+    /// Puts the waiters into the order of their arrival. Writers keep the order of their queue, although a clock that was
+    /// set back makes a later one look older. Readers have only their times.
+    pub(crate) fn sort_waiters(&mut self) {
+        let mut last_writer_ms = 0;
+        let arrived_ms = |waiter: &QueuedWaiter| match waiter.mode {
+            Mode::Read => waiter.since_ms,
+            Mode::Write => {
+                last_writer_ms = waiter.since_ms.max(last_writer_ms);
+                last_writer_ms
+            }
+        };
+        let times: Vec<u64> = self.waiters.iter().map(arrived_ms).collect();
+        let mut sorted: Vec<_> = times.into_iter().zip(std::mem::take(&mut self.waiters)).collect();
+        sorted.sort_by_key(|(arrived_ms, _)| *arrived_ms);
+        self.waiters = sorted.into_iter().map(|(_, waiter)| waiter).collect();
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -191,7 +191,7 @@ pub(super) fn parse_view(code: &str, fields: &mut Fields<'_>) -> Option<View> {
             _ => return None,
         }
     }
-    view.waiters.sort_by_key(|waiter| waiter.since_ms);
+    view.sort_waiters();
     Some(view)
 }
 

@@ -28,15 +28,14 @@ impl Record {
         let readers =
             self.readers.iter().map(|reader| show(&reader.id, Mode::Read, &reader.hold, reader.note.as_ref()));
         let live = waiting.take(waiters_seen).filter(|waiting| waiting.until_ms > now_ms);
-        let mut waiters: Vec<_> = live
+        let waiters = live
             .map(|WaiterRecord { request, since_ms, .. }| QueuedWaiter {
                 id: request.id.as_str().to_owned(),
                 mode: request.mode,
                 since_ms: *since_ms,
             })
             .collect();
-        waiters.sort_by_key(|waiter| waiter.since_ms);
-        View {
+        let mut view = View {
             token: FencingToken::from_wire(self.token).filter(|_| self.token > 0),
             holders: writer.chain(readers).take(holders_seen).flatten().collect(),
             more_holders: holders_recorded - holders_seen,
@@ -46,7 +45,9 @@ impl Record {
             client_read_ms: self.shown_read(),
             tokens: Vec::new(),
             is_recallable: self.is_recallable(),
-        }
+        };
+        view.sort_waiters();
+        view
     }
 
     /// Ends all holds in the view `seen`. If the last token is newer than the token in the view, other holds have

@@ -96,3 +96,12 @@ fn waiters_are_read_in_the_order_in_which_they_came() {
     assert_eq!(ids, [("a", Mode::Write), ("c", Mode::Read), ("b", Mode::Write)]);
     assert_eq!((view.holders.len(), view.more_holders, view.more_waiters), (1, 3, 4));
 }
+
+#[test]
+fn writers_are_read_in_the_order_of_their_queue_after_a_clock_was_set_back() {
+    let rows = ["view - 0 7 9 0 0 0 5", "wait a w 9", "wait b w 5", "wait c w 11", "wait d r 6", "wait e r 10"];
+    let value = Value::Array(rows.map(|row| Value::BulkString(row.as_bytes().to_vec())).into());
+    let view = read_reply(Answered { value, ..reply("") }, "", parse_view).expect("readable").value;
+    let ids: Vec<_> = view.waiters.iter().map(|waiter| waiter.id.as_str()).collect();
+    assert_eq!(ids, ["d", "a", "b", "e", "c"]);
+}
