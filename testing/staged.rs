@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::base::attempt::NodeId;
 use crate::base::clock::Clock;
+use crate::base::error::NoMajority;
 use crate::base::health::{NodeHealth, Traffic};
 use crate::base::key::{Key, Listing};
 use crate::base::lease::{ClockSample, FencingToken, Moment, ServerTime};
@@ -46,6 +47,8 @@ pub enum Fate {
     Unheard,
     /// The request is certainly not carried out, and the sender learns that.
     NotDone,
+    /// No majority of masters may vote yet.
+    NoVotes,
     /// The request is carried out, and the answer at the signal is that no replica has it.
     Unreplicated(Signal),
     /// The server sends this answer and carries nothing out. For acquisitions only.
@@ -198,6 +201,10 @@ impl Staged {
                 drop(act.await);
                 drop(signal.await);
                 Err(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None })
+            }
+            Some(Fate::NoVotes) => {
+                let no_majority = NoMajority { masters: 3, needed: 2, restarted: 3, causes: Vec::new() };
+                Err(Failure::NotDone { source: Some(Arc::new(no_majority)) })
             }
             Some(Fate::NotDone | Fate::Says(_) | Fate::OnItsWay(_)) => Err(Failure::NotDone { source: None }),
         }

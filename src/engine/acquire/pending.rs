@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::wait::{Pause, QueueWaitEnd};
 use super::{Acquisition, Patience, poll_within};
-use crate::base::error::{Error, Result, Source};
+use crate::base::error::{Error, NoMajority, Result, Source};
 use crate::base::events;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::MAX_TOKENS;
@@ -99,13 +99,16 @@ impl Acquisition {
         }
     }
 
-    /// Fails a try if all of its requests were late for twice the response timeout, although the server answers.
+    /// Fails a try if its requests were late for twice the response timeout, although the server answers. If some of them
+    /// failed at masters that may not vote, the others met the releases of those, and the failure tells more.
     fn check_late(&mut self, sent: Moment, now: Moment) -> Result<()> {
         let waited = now.since(*self.late_since.get_or_insert(sent));
         if self.patience == Patience::Wait || waited < self.engine.options().response_timeout * 2 {
             return Ok(());
         }
-        Err(Error::unreachable(self.key.shared_name(), waited, Some(Arc::new(AlwaysLate))))
+        let failure = self.last_failure.take().map(|(_, source)| source).filter(|source| source.is::<NoMajority>());
+        let source = failure.unwrap_or_else(|| Arc::new(AlwaysLate));
+        Err(Error::unreachable(self.key.shared_name(), waited, Some(source)))
     }
 
     /// Begins a copy of the request that the leader before has left, or of a new request. Returns `None` if this waiter is not
@@ -233,7 +236,9 @@ impl Acquisition {
             }
             self.answered_at = answer.server;
             self.on_first_answer(now);
-            self.last_failure = None;
+            if self.patience == Patience::Wait || !matches!(answer.value, Acquired::Late) {
+                self.last_failure = None;
+            }
         }
         Some((attempt, now))
     }

@@ -623,6 +623,18 @@ async fn try_ends_at_a_server_to_which_all_requests_are_late() {
     try_ends_where_the_server_says(Acquired::Late).await;
 }
 
+/// Each request leaves grants without a vote at masters that may not vote, and the next request may meet their releases.
+#[tokio::test(start_paused = true)]
+async fn try_at_masters_that_may_not_vote_names_them_whatever_its_other_requests_meet() {
+    let stage = Stage::new();
+    for _ in 0..10_000 {
+        stage.scheme.next_acquire(Fate::NoVotes);
+        stage.scheme.next_acquire(Fate::Says(Acquired::Late));
+    }
+    let ended = stage.tries(Write).await;
+    assert!(matches!(ended, Err(Error::NoQuorum { restarted: 3, .. })), "{:?}", ended.err());
+}
+
 #[tokio::test(start_paused = true)]
 async fn try_ends_at_a_server_that_says_again_and_again_that_the_lock_is_kept() {
     try_ends_where_the_server_says(Acquired::Cached { retry_in: SECOND, holder: None }).await;
