@@ -27,6 +27,8 @@ pub struct Facts<'h> {
     pub granted: BTreeMap<Id, (Micros, u32)>,
     /// Notifications of grants, for each id.
     notified: BTreeMap<Id, Vec<ArrivedGrant>>,
+    /// Token of the last notification of a grant that a server has sent, by acquisition.
+    offered: BTreeMap<Id, u64>,
     /// Times at which the server lost data.
     pub losses: Vec<Micros>,
     /// Times at which each hold was ended by force.
@@ -408,7 +410,8 @@ impl<'h> Facts<'h> {
                 }
             }
             What::Notified { process, id, clock_sample: Some((sent, remaining_us)), .. } => {
-                let arrived = ArrivedGrant { process: *process, at, sent: *sent, left: *remaining_us };
+                let token = self.offered.get(id).copied().unwrap_or_default();
+                let arrived = ArrivedGrant { process: *process, at, sent: *sent, left: *remaining_us, token };
                 self.notified.entry(*id).or_default().push(arrived);
             }
             What::Applied { .. } => self.on_applied(at, &event.what),
@@ -447,6 +450,7 @@ impl<'h> Facts<'h> {
         }
         for notification in notifications {
             self.grants(notification.id, at, *primary);
+            self.offered.insert(notification.id, notification.token);
         }
         if *deposed {
             let granted = Given::by(what).into_iter().map(|given| (given.token, given.tokens));

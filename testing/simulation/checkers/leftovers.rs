@@ -141,7 +141,8 @@ fn is_wanted(facts: &Facts<'_>, guards: &[&GuardFacts], id: Id, asked: Micros, n
     }
 }
 
-/// Checks that a renewed hold has a guard, or a waiter that takes it when the renewal is answered.
+/// Checks that a renewed hold has had a guard, or has a waiter that takes it when the renewal is answered, or is cached since
+/// that waiter left.
 fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
     for request in facts.requests.values() {
         if let (Op::Renew { .. }, Some(id)) = (request.op, id_of(request.op)) {
@@ -150,7 +151,14 @@ fn renewed_without_guard(facts: &Facts<'_>, findings: &mut Findings) {
                 let same = attempt.scope() == request.scope();
                 same && attempt.index < request.index && attempt.ended.is_none_or(|(_, ended)| ended > request.index)
             });
-            findings.add_unless(has || waits, request.index, format_args!("{id:?} is renewed and nobody ever had it"));
+            let ends = facts.about(id).filter_map(|earlier| facts.attempts[&earlier.attempt?].ended);
+            let left = ends.map(|(at, _)| at).filter(|at| *at <= request.sent).max();
+            let is_cached = left.is_some_and(|left| request.sent < facts.cached_until(id, request.lock, left));
+            findings.add_unless(
+                has || waits || is_cached,
+                request.index,
+                format_args!("{id:?} is renewed and nobody ever had it"),
+            );
         }
     }
 }

@@ -192,11 +192,13 @@ impl Facts<'_> {
 
     /// Returns true if its process has got a newer, conflicting grant, with a guard or without one yet.
     pub fn is_overtaken(&self, held: &GuardFacts, now: Micros) -> bool {
-        let overtakes = |request: &RequestFacts| match (request.op, &request.answered) {
-            (Op::Acquire { mode, .. }, Some((at, Reply::Granted { token, .. }))) => {
-                *at <= now && *token > held.token && (mode == Mode::Write || held.mode == Mode::Write)
-            }
-            _ => false,
+        let overtakes = |request: &RequestFacts| {
+            let Op::Acquire { id, mode, .. } = request.op else { return false };
+            let is_newer = match &request.answered {
+                Some((at, Reply::Granted { token, .. })) => *at <= now && *token > held.token,
+                _ => self.was_notified_of_newer(id, held.token, now),
+            };
+            is_newer && (mode == Mode::Write || held.mode == Mode::Write)
         };
         self.overtakers(held, now).next().is_some()
             || self.requests.values().any(|request| request.scope() == held.scope() && overtakes(request))

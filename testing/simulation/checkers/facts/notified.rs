@@ -8,6 +8,7 @@ pub struct ArrivedGrant {
     /// Time at which the request behind the clock sample was sent, and the remaining lease from then on.
     pub sent: Micros,
     pub left: Micros,
+    pub token: u64,
 }
 
 impl Facts<'_> {
@@ -23,6 +24,12 @@ impl Facts<'_> {
             let left = notification.left.min(begun - notification.sent + claim);
             (notification.at, notification.sent + self.process(notification.process).usable(left))
         })
+    }
+
+    /// Returns true if a notification until `now` has granted the acquisition with a newer token than this.
+    pub fn was_notified_of_newer(&self, id: Id, token: u64, now: Micros) -> bool {
+        let mut notified = self.notified.get(&id).into_iter().flatten();
+        notified.any(|notification| notification.at <= now && notification.token > token)
     }
 
     /// Returns the claim of the last acquisition that was requested until `now`.
