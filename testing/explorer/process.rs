@@ -21,7 +21,7 @@ mod threads;
 mod told;
 
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure, Granted, NodeId};
@@ -401,8 +401,10 @@ impl Hash for Process {
     }
 }
 
-/// Metrics of all explored processes. To make new ones at each step would take more time than the step.
-static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::default);
+thread_local! {
+    /// Metrics of all explored processes. To make new ones at each step would take more time than the step.
+    static METRICS: Metrics = Metrics::default();
+}
 
 fn rules(poll_within: Duration) -> Rules {
     Rules {
@@ -413,7 +415,7 @@ fn rules(poll_within: Duration) -> Rules {
         poll_within,
         max_handoffs: MAX_HANDOFFS,
         handoff_span: Duration::from_secs(3600),
-        metrics: METRICS.clone(),
+        metrics: METRICS.with(Metrics::clone),
         cached: Arc::default(),
     }
 }
