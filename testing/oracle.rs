@@ -12,7 +12,7 @@
 //! * clients of the timestamp scheme that use the same locks, and their answers;
 //! * operations that may touch two records only.
 //!
-//! The oracle finds scripts that are broken in one place.
+//! The oracle notices scripts that are changed in one place: `oracle/changes.rs` lists the changes.
 
 mod answer;
 mod changes;
@@ -244,6 +244,7 @@ fn assert_noticed(setting: &Setting<'_>, broken: &[(&str, &str)]) {
     for (from, to) in broken {
         let changes = [&setting.changes[..], &[(from, to)]].concat();
         let changed = Setting { changes, cases: 20_000, ..setting.clone() };
+        println!("{from:?} becomes {to:?}");
         assert!(changed.disagreement(0).is_some(), "nobody notices {to:?} in the place of {from:?}");
     }
 }
