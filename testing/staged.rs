@@ -82,6 +82,8 @@ pub struct Staged {
     /// True if the next renewal panics.
     panics: AtomicBool,
     scripts: AtomicUsize,
+    /// True if the next force is answered, and lost with the server that has answered.
+    loses_force: AtomicBool,
     /// True if the server answers at all.
     serves: AtomicBool,
     /// True if releases are inline, which means that the dropping thread sends them.
@@ -102,6 +104,7 @@ impl Staged {
             chunks: Mutex::default(),
             rest_times: Mutex::default(),
             scripts: AtomicUsize::new(0),
+            loses_force: AtomicBool::new(false),
             serves: AtomicBool::new(false),
             unheard: AtomicUsize::new(0),
             panics: AtomicBool::new(false),
@@ -153,6 +156,11 @@ impl Staged {
     /// Carries the next renewals out and loses their answers, `times` times.
     pub fn renewals_go_unheard(&self, times: usize) {
         self.unheard.store(times, Ordering::SeqCst);
+    }
+
+    /// Answers the next force, and loses it with the server that has answered. The next server has the holds.
+    pub fn next_force_is_lost(&self) {
+        self.loses_force.store(true, Ordering::SeqCst);
     }
 
     pub fn next_renewals_panic(&self) {
@@ -318,6 +326,12 @@ impl Scheme for Staged {
     }
 
     fn force<'a>(&'a self, key: &'a Key, seen: &'a View) -> BoxFuture<'a, Attempt<Forced>> {
+        if self.loses_force.swap(false, Ordering::SeqCst) {
+            let ids = seen.holders.iter().map(|holder| holder.id.clone()).collect();
+            let (sent, server) = (self.memory.clock().now(), ServerTime::default());
+            let answer = Answered { sent, server, node: NodeId::default(), value: Forced { ids, has_more: false } };
+            return Box::pin(std::future::ready(Ok(answer)));
+        }
         self.memory.force(key, seen)
     }
 

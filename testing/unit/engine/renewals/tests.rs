@@ -115,3 +115,17 @@ async fn released_in_the_line_is_not_renewed() {
     sleep(LEASE * 2).await;
     assert_eq!(scheme.chunks().len(), sent, "nothing is renewed any more");
 }
+
+#[tokio::test(start_paused = true)]
+async fn own_force_that_is_lost_in_a_failover_is_followed_by_a_release_before_any_renewal() {
+    let scheme = renewed_in_a_stage();
+    let engine = Arc::new(Engine::new(Arc::<Staged>::clone(&scheme), Options::default()));
+    let (held, key) = (take(&engine, "cfg").await, engine.key("cfg").expect("valid"));
+    scheme.next_force_is_lost();
+    engine.force(&key).await.expect("answered");
+    assert_eq!(held.state(), HoldState::Lost(LossReason::Forced));
+    sleep(Duration::from_millis(1)).await;
+    let there = scheme.inspect(&key).await.expect("memory answers").value;
+    assert!(there.holders.is_empty(), "the server without the force has {:?}", there.holders);
+    assert!(scheme.chunks().is_empty(), "a renewal was first");
+}
