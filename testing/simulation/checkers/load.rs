@@ -73,11 +73,9 @@ pub fn failures(facts: &Facts<'_>, findings: &mut Findings) {
         let failed = |request: &&&RequestFacts| request.op.is_acquisition() && request.failed.is_some();
         let failed: Vec<_> = requests.iter().filter(failed).copied().collect();
         // A leader asks once more at its limit, and the next one asks at once.
-        let ended = |from, to| {
-            let scope = requests.first().map(|request| request.scope());
-            let of_scope = facts.attempts.values().filter(|attempt| Some(attempt.scope()) == scope);
-            of_scope.filter(|attempt| attempt.ended.is_some_and(|(at, _)| (from..=to).contains(&at))).count()
-        };
+        let leaders: BTreeSet<_> = requests.iter().filter_map(|request| request.attempt).collect();
+        let ends: Vec<_> = leaders.iter().filter_map(|leader| facts.attempts[leader].ended).map(|(at, _)| at).collect();
+        let ended = |from, to| ends.iter().filter(|at| (from..=to).contains(*at)).count();
         too_many(findings, id, &failed, |from, to| MAX_FAILURES + ended(from, to));
     }
 }
