@@ -100,7 +100,7 @@ impl Acquisition {
     }
 
     /// Fails a try if its requests were late for twice the response timeout, although the server answers. If some of them
-    /// failed at masters that may not vote, the others met the releases of those, and the failure tells more.
+    /// found no majority of masters that may vote, the others met the releases of those, and that failure tells more.
     fn check_late(&mut self, sent: Moment, now: Moment) -> Result<()> {
         let waited = now.since(*self.late_since.get_or_insert(sent));
         if self.patience == Patience::Wait || waited < self.engine.options().response_timeout * 2 {
