@@ -6,29 +6,40 @@ type Parts = [(&'static str, &'static str)];
 
 /// Begins the line of a script or a part that stands for a part: its name follows, up to the end of the line.
 const MARK: &[u8] = b"--@";
+/// Longest script.
+const MAX_LENGTH: usize = 1 << 16;
 
-/// Writes `text` with its parts, and theirs, to `buffer` from `at` on, and returns the end. Only counts if `buffer` is
-/// empty.
-const fn assemble(text: &[u8], parts: &Parts, buffer: &mut [u8], mut at: usize) -> usize {
+/// Writes `text` with its parts, and theirs, to `buffer` from `at` on, and returns the end. Copies whole pieces, because the
+/// compiler needs long for each byte.
+const fn assemble(text: &[u8], parts: &Parts, buffer: &mut [u8; MAX_LENGTH], mut at: usize) -> usize {
     let mut n = 0;
-    while n < text.len() {
-        if is_at(text, n, MARK) {
-            let start = n + MARK.len();
-            n = start;
-            while text[n] != b'\n' {
-                n += 1;
-            }
-            at = assemble(part(parts, text, start, n), parts, buffer, at);
-            n += 1; // a part ends its last line itself
-        } else {
-            if !buffer.is_empty() {
-                buffer[at] = text[n];
-            }
-            at += 1;
+    loop {
+        let mark = next_mark(text, n);
+        let (_, piece) = text.split_at(mark).0.split_at(n);
+        buffer.split_at_mut(at).1.split_at_mut(piece.len()).0.copy_from_slice(piece);
+        at += piece.len();
+        if mark == text.len() {
+            return at;
+        }
+        let start = mark + MARK.len();
+        n = start;
+        while text[n] != b'\n' {
             n += 1;
         }
+        at = assemble(part(parts, text, start, n), parts, buffer, at);
+        n += 1; // a part ends its last line itself
     }
-    at
+}
+
+/// Returns the place of the next mark in `text` from `n` on, or the end of the text.
+const fn next_mark(text: &[u8], mut n: usize) -> usize {
+    while n < text.len() {
+        if text[n] == MARK[0] && is_at(text, n, MARK) {
+            return n;
+        }
+        n += 1;
+    }
+    n
 }
 
 /// Returns the part whose name is in `text` from `start` to `end`.
@@ -66,10 +77,14 @@ macro_rules! scheme {
             $(pub(crate) const $name: &str = {
                 const SCRIPT: &[u8] =
                     include_str!(concat!(stringify!($scheme), "/", stringify!($script), ".lua")).as_bytes();
-                const LENGTH: usize = super::assemble(SCRIPT, PARTS, &mut [], 0);
-                const TEXT: [u8; LENGTH] = {
-                    let mut text = [0; LENGTH];
-                    super::assemble(SCRIPT, PARTS, &mut text, 0);
+                const ASSEMBLED: ([u8; super::MAX_LENGTH], usize) = {
+                    let mut buffer = [0; super::MAX_LENGTH];
+                    let length = super::assemble(SCRIPT, PARTS, &mut buffer, 0);
+                    (buffer, length)
+                };
+                const TEXT: [u8; ASSEMBLED.1] = {
+                    let mut text = [0; ASSEMBLED.1];
+                    text.copy_from_slice(ASSEMBLED.0.split_at(ASSEMBLED.1).0);
                     text
                 };
                 match std::str::from_utf8(&TEXT) {
