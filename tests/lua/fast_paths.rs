@@ -42,20 +42,26 @@ fn without(text: &str, from: &str, to: &str) -> String {
     format!("{before}{to}{behind}")
 }
 
-/// Returns the script at a time that stands still. It records its messages in a list.
-fn at(text: &str, server_us: i64) -> String {
-    let time = format!("{{'{}', '{}'}}", server_us / 1_000_000, server_us % 1_000_000);
+/// Returns the script with a time that stands still: two more keys. It records its messages in a list.
+fn still(text: &str) -> String {
     let text = text.replace("redis.pcall('SPUBLISH', ", "redis.call('RPUSH', key .. ':published', ");
-    text.replacen("call('TIME')", &time, 1)
+    text.replacen("call('TIME')", "{KEYS[#KEYS - 1], KEYS[#KEYS]}", 1)
 }
 
 impl Lock {
-    /// Runs `text` on a copy of the lock.
-    fn on_a_copy(&mut self, text: &str, args: &[String]) -> Outcome {
+    /// Loads a script, and returns its hash.
+    fn load(&mut self, text: &str) -> String {
+        let reply = self.command(&["SCRIPT", "LOAD", &still(text)]);
+        reply.text().expect("a hash").into_owned()
+    }
+
+    /// Runs the script with this hash on a copy of the lock.
+    fn on_a_copy(&mut self, sha: &str, server_us: i64, args: &[String]) -> Outcome {
         let (own, mut copy) = (self.key(), self.lab.lock(self.scheme));
         let key = copy.key();
         self.command(&["COPY", &own, &key]);
-        let mut command = vec!["EVAL", text, "1", &key];
+        let time = [server_us / 1_000_000, server_us % 1_000_000].map(|part| part.to_string());
+        let mut command = vec!["EVALSHA", sha, "3", &key, &time[0], &time[1]];
         command.extend(args.iter().map(String::as_str));
         let reply = self.command(&command);
         let published = self.command(&["LRANGE", &format!("{key}:published"), "0", "-1"]);
@@ -77,19 +83,19 @@ impl Lock {
         let now_us = self.server_us();
         let before = invariants::stored(self);
         let path = header_words(&before);
-        let fast = self.on_a_copy(&at(&script.fast, now_us), args);
+        let fast = self.on_a_copy(&script.fast, now_us, args);
         if fast.reply == "slow" {
             assert_eq!(fast.fields, before, "nothing changes before the slow path");
             return None;
         }
-        let slow = self.on_a_copy(&at(&script.slow, now_us), args);
-        let what = format!("{path}: {before:?}\n{args:?}\n{fast:?}\n{slow:?}");
-        assert_eq!(fast.reply, slow.reply, "{what}");
-        assert_eq!(fast.fields, slow.fields, "{what}");
-        assert_eq!(fast.published, slow.published, "{what}");
+        let slow = self.on_a_copy(&script.slow, now_us, args);
+        let what = || format!("{path}: {before:?}\n{args:?}\n{fast:?}\n{slow:?}");
+        assert_eq!(fast.reply, slow.reply, "{}", what());
+        assert_eq!(fast.fields, slow.fields, "{}", what());
+        assert_eq!(fast.published, slow.published, "{}", what());
         let is_used = ["h", "u"].iter().any(|field| slow.fields.contains_key(*field));
         let max_ms = if is_used { slow.until_ms } else { now_us / 1000 + RETENTION_MS + MAX_UNUSED_MS };
-        assert!((slow.until_ms..=max_ms.max(slow.until_ms)).contains(&fast.until_ms), "{what}");
+        assert!((slow.until_ms..=max_ms.max(slow.until_ms)).contains(&fast.until_ms), "{}", what());
         let code = fast.reply.split(' ').next().expect("a code").to_owned();
         Some(format!("{path} {code}{}", slot_words(&before, id)))
     }
@@ -122,7 +128,7 @@ fn slot_words(fields: &BTreeMap<String, String>, id: &str) -> &'static str {
     }
 }
 
-/// A script that replies `slow` in place of its slow path, and one that has only its slow path.
+/// Hashes of a script that replies `slow` in place of its slow path, and of one that has only its slow path.
 struct Script {
     fast: String,
     slow: String,
@@ -132,18 +138,18 @@ const FAST: &str = "-- Fast path";
 const SLOW: &str = "-- Slow path.\n";
 
 /// Returns the text up to its slow path, and the text without its fast paths.
-fn both_paths(text: &str, kept: &str) -> Script {
+fn both_paths(lock: &mut Lock, text: &str, kept: &str) -> Script {
     let (before, _) = text.split_once(SLOW).expect("the slow path is there");
     let slow = without(text, FAST, SLOW).replacen(SLOW, kept, 1);
-    Script { fast: format!("{before}do return 'slow' end\n"), slow }
+    Script { fast: lock.load(&format!("{before}do return 'slow' end\n")), slow: lock.load(&slow) }
 }
 
-fn acquire() -> Script {
-    both_paths(scripts::hash::ACQUIRE, "")
+fn acquire(lock: &mut Lock) -> Script {
+    both_paths(lock, scripts::hash::ACQUIRE, "")
 }
 
-fn leave() -> Script {
-    both_paths(scripts::hash::LEAVE, "local server_us = seconds * 1000000 + micros\n")
+fn leave(lock: &mut Lock) -> Script {
+    both_paths(lock, scripts::hash::LEAVE, "local server_us = seconds * 1000000 + micros\n")
 }
 
 /// Numbers of readers and writers.
@@ -225,10 +231,10 @@ fn step(lock: &mut Lock, crowd: Crowd, theirs: &mut Vec<(Mode, i64)>, rng: &mut 
 /// Runs the script by both paths in many states. Returns the fast paths that it took, and how often.
 fn compare(
     mut lock: Lock,
-    script: &Script,
+    script: fn(&mut Lock) -> Script,
     mut args: impl FnMut(&Lock, (String, Mode), &mut Rng) -> Vec<String>,
 ) -> BTreeMap<String, u32> {
-    let mut paths = BTreeMap::new();
+    let (script, mut paths) = (script(&mut lock), BTreeMap::new());
     for (seed, crowd) in (0..).zip(CROWDS.into_iter().cycle().take(3 * CROWDS.len())) {
         let (mut rng, mut theirs) = (Rng::with_seed(seed), Vec::new());
         for _ in 0..120 {
@@ -237,7 +243,7 @@ fn compare(
                 let client = crowd.likely_client(&mut lock, &mut rng);
                 let id = client.0.clone();
                 let args = args(&lock, client, &mut rng);
-                if let Some(path) = lock.by_both_paths(script, &id, &args) {
+                if let Some(path) = lock.by_both_paths(&script, &id, &args) {
                     *paths.entry(path).or_default() += 1;
                 }
             }
@@ -255,12 +261,12 @@ fn assert_taken(paths: &BTreeMap<String, u32>, expected: &[&str]) {
 }
 
 fn fast_paths_of_acquire_agree_with_the_slow_path(lock: Lock) {
-    let paths = compare(lock, &acquire(), |lock, (id, mode), rng| lock.wish_args(&id, mode, wish(rng)));
+    let paths = compare(lock, acquire, |lock, (id, mode), rng| lock.wish_args(&id, mode, wish(rng)));
     assert_taken(&paths, &["- alone granted", "r alone granted", "r waited for queued"]);
 }
 
 fn fast_paths_of_leave_agree_with_the_slow_path(lock: Lock) {
-    let paths = compare(lock, &leave(), |lock, (id, _), _| lock.leave_args(&id));
+    let paths = compare(lock, leave, |lock, (id, _), _| lock.leave_args(&id));
     assert_taken(
         &paths,
         &[

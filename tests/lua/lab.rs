@@ -499,7 +499,7 @@ impl Lock {
     }
 
     /// Returns all values that are stored, in the same order for equal values, and the ttls.
-    pub fn stored(&mut self) -> Vec<(Vec<String>, i64)> {
+    pub fn stored(&mut self) -> Vec<(Vec<Vec<Vec<u8>>>, i64)> {
         let keys = self.keys.clone();
         let stored = keys.iter().map(|key| {
             let read: &[&str] = match &*self.text(&["TYPE", key]) {
@@ -511,7 +511,11 @@ impl Lock {
             };
             let value = self.command(read);
             let parts = value.array().map_or_else(|| vec![value.clone()], <[Reply]>::to_vec);
-            let mut texts: Vec<String> = parts.chunks(2).map(|pair| format!("{pair:?}")).collect();
+            let bytes = |part: &Reply| match part {
+                Reply::Bulk(bytes) => bytes.clone(),
+                other => panic!("{other:?} is stored nowhere"),
+            };
+            let mut texts: Vec<Vec<_>> = parts.chunks(2).map(|pair| pair.iter().map(bytes).collect()).collect();
             texts.sort_unstable();
             (texts, self.int(&["PEXPIRETIME", key]))
         });
