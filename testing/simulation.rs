@@ -213,17 +213,15 @@ fn seeds_or(many: u64) -> std::ops::Range<u64> {
     asked.split_once("..").map_or_else(|| 0..number(&asked), |(first, end)| number(first)..number(end))
 }
 
-/// Returns the number of seeds for this build: all, or a tenth. An unoptimised build takes eight times as long for a seed.
-/// `.ci/run` runs such a build, and `.ci/all` runs both.
+/// Returns the number of seeds for this build: all, or a twentieth. An unoptimised build takes eight times as long for a
+/// seed. `.ci/run` runs such a build, and `.ci/all` runs both.
 const fn seeds_of_build(all: u64) -> u64 {
-    if cfg!(debug_assertions) { all / 10 } else { all }
+    if cfg!(redis_rwlock_optimised) { all } else { all / 20 }
 }
 
 #[test]
 fn promises_hold() {
-    // Half of its share, because it is the longest test of a push.
-    let many = if cfg!(debug_assertions) { 100 } else { 2_000 };
-    assert_promises_hold(seeds_or(many), Profile::of_seed);
+    assert_promises_hold(seeds_or(seeds_of_build(2_000)), Profile::of_seed);
 }
 
 #[test]
@@ -359,7 +357,7 @@ const KINDS: [&str; 58] = [
 ];
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn everything_happens() {
     assert_all_happen(300, Profile::of_seed, KINDS);
 }

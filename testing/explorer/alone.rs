@@ -330,7 +330,7 @@ fn four_tasks_alone_hold_against_every_answer() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn four_tasks_alone_hold_with_ticks_faults_and_short_grants() {
     for modes in FOUR {
         AloneScene { modes, ticks: 2, ..WAITERS }.holds(20_000);
@@ -340,7 +340,7 @@ fn four_tasks_alone_hold_with_ticks_faults_and_short_grants() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn fewer_tasks_alone_hold_for_longer() {
     for modes in [&[Read, Write][..], &[Write, Write], &[Write, Read]] {
         AloneScene { modes, faults: 1, ticks: 2, ..ALL_ANSWERS }.holds(57_000);

@@ -126,7 +126,7 @@ fn small_scenes_of_acquisitions_one_after_the_other_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn concurrent_tasks_hold() {
     concurrent(2, 2, NONE).trying().holds(44_000);
     concurrent(2, 2, Faults { deaths: 1, ..LOSS }).holds(960_000);
@@ -140,7 +140,7 @@ fn concurrent_tasks_hold() {
 
 /// A task that is asleep is a future that nobody polls.
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn tasks_that_are_not_polled_hold() {
     concurrent(2, 2, SLEEP).holds(87_000);
     serial(2, 2, SLEEP).trying().holds(3_400);
@@ -152,7 +152,7 @@ fn tasks_that_are_not_polled_hold() {
 
 /// The largest take a quarter of an hour each on a slow processor.
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_concurrent_tasks_and_three_processes_of_two_hold() {
     concurrent(2, 3, DEATH).holds(1_730_000);
     concurrent(2, 3, CONVERSION).holds(5_950_000);
@@ -164,7 +164,7 @@ fn three_concurrent_tasks_and_three_processes_of_two_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn two_processes_of_three_acquisitions_hold() {
     serial(2, 3, dying_and_converting(LOSS)).holds(1_080_000);
     serial(2, 3, dying_and_converting(COPY)).trying().holds(215_000);
@@ -174,7 +174,7 @@ fn two_processes_of_three_acquisitions_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_processes_of_two_acquisitions_hold() {
     serial(3, 2, dying_and_converting(LOSS)).holds(8_580_000);
     serial(3, 2, dying_and_converting(COPY)).holds(2_290_000);
@@ -183,7 +183,7 @@ fn three_processes_of_two_acquisitions_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn processes_with_bounded_operations_hold() {
     serial(4, 1, NONE).trying().limited(1).holds(41_000);
     serial(4, 1, Faults { losses: 1, deaths: 1, ..NONE }).limited(1).holds(779_000);
@@ -194,7 +194,7 @@ fn processes_with_bounded_operations_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn processes_with_several_faults_at_once_hold() {
     concurrent(2, 1, Faults { losses: 1, ..DELAY }).holds(93_000);
     serial(2, 1, Faults { losses: 1, copies: 1, delays: 1, deaths: 1, ..NONE }).trying().holds(2_020_000);
@@ -208,7 +208,7 @@ fn processes_with_several_faults_at_once_hold() {
 const KINDS: [Faults; 9] = [LOSS, COPY, DELAY, DEATH, CONVERSION, Faults { lapses: 1, ..NONE }, WIPE, FORCE, SLEEP];
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn each_pair_of_faults_holds() {
     let pairs = KINDS.iter().enumerate().flat_map(|(at, one)| KINDS[at + 1..].iter().map(|other| one.beside(other)));
     let states: usize = pairs.map(|pair| serial(2, 1, pair).trying().states()).sum();
@@ -280,7 +280,7 @@ fn each_blunder_of_a_process_is_found() {
 
 /// The shortest paths of these are long, so that the search visits many states before it finds them.
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn each_blunder_of_a_process_with_a_long_path_is_found() {
     find_blunders([
         (Blunder::CountsFromAnswer, serial(2, 1, Faults { losses: 1, ..DELAY }), Invariant::Exclusion, 6),

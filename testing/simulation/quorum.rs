@@ -16,7 +16,7 @@ fn promises_hold_at_a_quorum_of_which_processes_are_cut_off() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn everything_happens_at_a_quorum() {
     let expected = [
         "Granted",

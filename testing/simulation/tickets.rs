@@ -212,7 +212,7 @@ fn lost_ticket_ends_with_its_time() {
 fn step_that_is_dropped_at_any_wait_leaves_nothing() {
     for profile in [CALM, COPIES] {
         let faults = (0..9).flat_map(|waits| [Fault::DetachmentDropped(waits), Fault::AdoptionDropped(waits)]);
-        let outcomes = all(profile, seeds_of_build(60), faults);
+        let outcomes = all(profile, seeds_of_build(120), faults);
         assert_one(&outcomes, "before the ticket", |outcome| !outcome.is_detached);
         assert_one(&outcomes, "before the guard", |outcome| outcome.is_detached && outcome.adopted == 0);
         assert_one(&outcomes, "after it", |outcome| outcome.adopted == 1);

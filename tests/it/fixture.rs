@@ -2,6 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::either::{AnyGuard, take};
 use crate::servers::{Missing, Pair, Servers, Voters, ask, portable_node, proxy_of_cluster};
-use crate::wait::until;
+use crate::wait::{self, BOUND, Ends, until};
 
 /// A manager, as services have it.
 pub type Manager = Arc<dyn RwLockManager>;
@@ -719,15 +720,23 @@ macro_rules! on_nodes {
 
 /// A case on one fixture. With `later` before it, it runs with `.ci/all` only.
 macro_rules! on_one {
-    (@ ($make:ident $($then:tt)*) $($case:ident)+, $name:ident, $kind:ident, $server:ident) => {
+    (@ ($make:ident $(. $await:ident)?) $($case:ident)+, $name:ident, $kind:ident, $server:ident) => {
         $crate::fixture::on_this!(
-            $($case)+, $name,
-            $crate::fixture::ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server) $($then)*
+            $($case)+, $name, $($await)?
+            $crate::fixture::ServerFixture::$make($crate::fixture::Kind::$kind, cluster_testenv::Server::$server)
         );
     };
     ($($case:ident)+, $name:ident, $kind:ident, $server:ident, $($make:tt)+) => {
         $crate::fixture::on_one!(@ ($($make)+) $($case)+, $name, $kind, $server);
     };
+}
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Runs a case on the fixture that `make` makes. Both are functions, because the compiler needs long for a future of its own
+/// for each of the thousands of tests.
+pub fn play<F, T: Ends>(make: fn() -> Boxed<'static, F>, case: for<'a> fn(&'a F) -> Boxed<'a, T>) {
+    wait::run(BOUND * 2, 2, Box::pin(async move { case(&make().await).await }));
 }
 
 /// Names the fixtures of cases that only `.ci/all` compiles, so that they are checked on each push, and are not unused.
@@ -745,15 +754,15 @@ macro_rules! on_this {
             @ #[cfg(redis_rwlock_everywhere)] #[ignore = "runs in `.ci/all`"] $case, $($test)+
         );
     };
-    (@ $(#[$later:meta])* $case:ident, $name:ident, $($fixture:tt)+) => {
+    (@ $(#[$later:meta])* $case:ident, $name:ident, await $fixture:expr) => {
         #[test]
         $(#[$later])*
         fn $name() {
-            $crate::wait::run($crate::wait::BOUND * 2, 2, Box::pin(async {
-                let fixture = $($fixture)+;
-                super::$case(&fixture).await
-            }));
+            $crate::fixture::play(|| Box::pin($fixture), |fixture| Box::pin(super::$case(fixture)));
         }
+    };
+    (@ $(#[$later:meta])* $case:ident, $name:ident, $fixture:expr) => {
+        $crate::fixture::on_this!(@ $(#[$later])* $case, $name, await std::future::ready($fixture));
     };
     ($($test:tt)+) => {
         $crate::fixture::on_this!(@ $($test)+);

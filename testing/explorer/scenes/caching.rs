@@ -26,7 +26,7 @@ fn small_scenes_of_processes_that_cache_holds_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn processes_that_cache_holds_hold_with_one_kind_of_fault() {
     cached(2, 2, DEATH).trying().holds(58_000);
     cached(2, 2, NONE).trying().mute().holds(10_400);
@@ -39,7 +39,7 @@ fn processes_that_cache_holds_hold_with_one_kind_of_fault() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn several_acquisitions_of_processes_that_cache_holds_hold() {
     cached(2, 3, DEATH).trying().holds(445_000);
     cached(3, 2, CONVERSION).holds(7_230_000);
@@ -51,7 +51,7 @@ fn several_acquisitions_of_processes_that_cache_holds_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn recalls_of_processes_that_are_lost_or_doubled_hold() {
     cached(3, 1, LOSS).trying().holds(946_000);
     cached(3, 1, Faults { deaths: 1, ..COPY }).trying().holds(242_000);
@@ -62,7 +62,7 @@ fn recalls_of_processes_that_are_lost_or_doubled_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn recalls_of_processes_that_are_late_hold() {
     cached(2, 2, DELAY).trying().holds(3_050_000);
     cached(3, 1, DELAY).trying().holds(1_360_000);
@@ -70,7 +70,7 @@ fn recalls_of_processes_that_are_late_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn subscriptions_of_processes_that_break_and_holds_that_are_forced_hold() {
     subscribing(2, 2, BREAK).trying().holds(912_000);
     subscribing(2, 1, Faults { delays: 1, ..BREAK }).trying().holds(2_160_000);
@@ -83,7 +83,7 @@ fn subscriptions_of_processes_that_break_and_holds_that_are_forced_hold() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn subscriptions_that_break_beside_each_other_fault_hold() {
     let states: usize = KINDS.iter().map(|fault| cached(2, 1, fault.beside(&BREAK)).trying().states()).sum();
     assert!(states >= 1_822_000, "{states} states in all: a scene has shrunk");

@@ -608,7 +608,7 @@ fn two_threads_at_one_cell_are_right_in_each_order() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn two_threads_at_one_cell_are_right_with_more_preemptions() {
     explore_all(4);
 }

@@ -153,7 +153,7 @@ fn close_beside_a_guard_is_right_in_each_order() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn close_beside_a_guard_is_right_with_more_preemptions() {
     explore_all(2);
 }

@@ -351,13 +351,13 @@ fn each_planted_fault_breaks_a_promise() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn each_planted_fault_after_many_states_breaks_a_promise() {
     [Fault::Early, Fault::SilentLoss, Fault::ToldOnce, Fault::NoRest].into_iter().for_each(assert_found);
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn no_course_of_an_acquisition_breaks_a_promise() {
     let Explored { broken, states, .. } = explored(Fault::None);
     println!("{states} states");

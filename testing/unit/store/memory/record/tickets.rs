@@ -502,13 +502,13 @@ fn each_planted_fault_breaks_a_promise() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn each_planted_fault_after_many_states_breaks_a_promise() {
     DEEP_FAULTS.into_iter().for_each(assert_found);
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "takes minutes unless it is optimised: see `.ci/all`")]
+#[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn no_course_of_a_ticket_breaks_a_promise() {
     for mode in [Mode::Write, Mode::Read] {
         for has_late_acquisition in [false, true] {
