@@ -7,13 +7,20 @@ use cluster_testenv::Reply;
 use fastrand::Rng;
 
 use crate::invariants;
-use crate::lab::{Lock, Mode, PATIENCE_MS, RETENTION_MS, Read, WRITE_LIMIT_MS, Wish, Write, hash_cases};
+use crate::lab::{Lock, Mode, PATIENCE_MS, RETENTION_MS, Read, WRITE_LIMIT_MS, Wish, Write, on_server};
 use crate::scripts;
 
-hash_cases!(shared:
-    fast_paths_of_acquire_agree_with_the_slow_path,
-    fast_paths_of_leave_agree_with_the_slow_path,
-);
+/// Each case on each server. On each push it runs on one, because the paths are the same text everywhere.
+macro_rules! on_each_server {
+    ($($case:ident),+ $(,)?) => {
+        on_server!(#[ignore = "runs in `.ci/all`"] hash_on_redis_7_0, Hash, Redis70, shared: $($case),+);
+        on_server!(#[ignore = "runs in `.ci/all`"] hash_on_redis_8_2, Hash, Redis82, shared: $($case),+);
+        on_server!(#[ignore = "runs in `.ci/all`"] hash_on_valkey_8_1, Hash, Valkey81, shared: $($case),+);
+        on_server!(hash_on_valkey_9_1, Hash, Valkey91, shared: $($case),+);
+    };
+}
+
+on_each_server![fast_paths_of_acquire_agree_with_the_slow_path, fast_paths_of_leave_agree_with_the_slow_path];
 
 /// Time beyond the retention for which a key that no client uses may live.
 const MAX_UNUSED_MS: i64 = 120_000;

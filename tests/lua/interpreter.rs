@@ -11,23 +11,23 @@ use cluster_testenv::{Client, Reply};
 use mlua::{Error, Lua, Result, Table, Value, Variadic};
 
 thread_local! {
-    /// Interpreters by the text of the script that they have loaded.
+    /// Interpreters by the hash of the script that they have loaded.
     static LOADED: RefCell<HashMap<String, Lua>> = RefCell::default();
 }
 
 /// Returns an interpreter that has loaded the script as the function `run`.
-fn loaded(text: &str) -> Lua {
+fn loaded(sha: &str, text: &str) -> Lua {
     let load = || {
         let lua = Lua::new();
         lua.load(format!("function run() {text}\nend")).exec().expect("the script compiles");
         lua
     };
-    LOADED.with_borrow_mut(|loaded| loaded.entry(text.to_owned()).or_insert_with(load).clone())
+    LOADED.with_borrow_mut(|loaded| loaded.entry(sha.to_owned()).or_insert_with(load).clone())
 }
 
-/// Runs a script, and returns its reply.
-pub fn run(client: &mut Client, text: &str, keys: &[String], args: &[&str]) -> Reply {
-    let lua = loaded(text);
+/// Runs the script with this hash and text, and returns its reply.
+pub fn run(client: &mut Client, (sha, text): (&str, &str), keys: &[String], args: &[&str]) -> Reply {
+    let lua = loaded(sha, text);
     let client = RefCell::new(client);
     let ask = |args: &Variadic<Value>| -> Result<Reply> {
         let args: Vec<Vec<u8>> = args.iter().map(argument).collect::<Result<_>>()?;

@@ -199,6 +199,9 @@ impl Lab {
     }
 }
 
+/// Fields or members of each key, with their values, and the end of the key's ttl.
+pub type Stored = Vec<(Vec<Vec<Vec<u8>>>, i64)>;
+
 /// One lock. Unless a method says otherwise it panics on an error reply.
 pub struct Lock {
     pub scheme: Scheme,
@@ -239,7 +242,7 @@ impl Lock {
         let keys: Vec<_> = self.keys.iter().cloned().chain(time.map(|part| part.to_string())).collect();
         if lab.form == Form::Lua54 {
             let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
-            return interpreter::run(&mut self.client, text, &keys, &args);
+            return interpreter::run(&mut self.client, (sha, text), &keys, &args);
         }
         let count = keys.len().to_string();
         let mut command = vec!["EVALSHA", sha, &count];
@@ -498,8 +501,8 @@ impl Lock {
         self.command(&["AUTH", &user, "pw"]);
     }
 
-    /// Returns all values that are stored, in the same order for equal values, and the ttls.
-    pub fn stored(&mut self) -> Vec<(Vec<Vec<Vec<u8>>>, i64)> {
+    /// Returns all values that are stored, in the same order for equal values, and the ends of their ttls.
+    pub fn stored(&mut self) -> Stored {
         let keys = self.keys.clone();
         let stored = keys.iter().map(|key| {
             let read: &[&str] = match &*self.text(&["TYPE", key]) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cluster_testenv::{Node, Server as Kind};
 
 use crate::invariants;
-use crate::lab::{self, Answered, Form, Lab, Listener, Lock, RETENTION_MS, Scheme};
+use crate::lab::{self, Answered, Form, Lab, Listener, Lock, RETENTION_MS, Scheme, Stored};
 use crate::published;
 use harness::{Answer, Limit, READ_LIMIT_MS, Server, Step, WRITE_LIMIT_MS, Wish};
 pub use harness::{MANAGER, Seen, Side};
@@ -72,7 +72,7 @@ impl Server for SideBySide {
     fn run(&mut self, now_us: u64, step: &Step) -> Answer {
         let played = self.0.each_mut().map(|scripts| {
             let answer = scripts.run(now_us, step);
-            (answer, scripts.lock.stored())
+            (answer, scripts.stored.clone())
         });
         let [fast, others @ ..] = played;
         for (other, form) in others.iter().zip(&FORMS[1..]) {
@@ -89,12 +89,14 @@ impl Scripts {
         let channels = if scheme == Scheme::Hash { format!("{}:", lock.key()) } else { lock.key().replace("read", "") };
         let wake = Listener::new(&lock, &format!("{channels}wake:{MANAGER}"));
         let call = Listener::new(&lock, &format!("{channels}call"));
-        Self { lock, wake, call, has_clients: false, is_silent: false, unchecked: None }
+        Self { lock, stored: Stored::new(), wake, call, has_clients: false, is_silent: false, unchecked: None }
     }
 }
 
 struct Scripts {
     lock: Lock,
+    /// All that is stored after the last step.
+    stored: Stored,
     wake: Listener,
     call: Listener,
     /// True from the first client of the timestamp scheme on. Such clients shorten the ttl of the key.
@@ -108,7 +110,9 @@ struct Scripts {
 impl Server for Scripts {
     fn run(&mut self, now_us: u64, step: &Step) -> Answer {
         self.lock.clock_us = Some(now_us.cast_signed());
-        self.remove_expired();
+        if self.remove_expired() || self.stored.is_empty() {
+            self.stored = self.lock.stored();
+        }
         let (script, id, args) = match step {
             Step::Acquire(wish) => ("acquire", wish.id.as_str(), self.acquire_args(wish)),
             Step::Release { id, rest_until_ms } => {
@@ -131,15 +135,19 @@ impl Server for Scripts {
             Step::Note { id, number, text } => {
                 ("note", id.as_str(), vec![id.clone(), number.to_string(), text.clone()])
             }
-            other => return Answer { text: self.change(other).to_owned(), ..Answer::default() },
+            other => {
+                let text = self.change(other).to_owned();
+                self.stored = self.lock.stored();
+                return Answer { text, ..Answer::default() };
+            }
         };
-        let before = self.lock.stored();
         let reply = self.lock.try_run(script, &args);
         let answer = self.answer(Answered::of(reply, id));
         let code = answer.text.split(' ').next().expect("a code");
+        let before = std::mem::replace(&mut self.stored, self.lock.stored());
         let is_new = before.iter().all(|(value, _)| value.is_empty());
         if ["late", "told"].contains(&code) || is_new && ["lost", "none"].contains(&code) {
-            assert_eq!(self.lock.stored(), before, "{code} changes nothing");
+            assert_eq!(self.stored, before, "{code} changes nothing");
         } else if code != "view" {
             self.unchecked = Some(code == "held");
         } else if let Some(was_released) = self.unchecked.take() {
@@ -150,14 +158,14 @@ impl Server for Scripts {
 }
 
 impl Scripts {
-    /// Removes the keys whose time is over, as the server does by its own clock.
-    fn remove_expired(&mut self) {
+    /// Removes the keys whose time is over, as the server does by its own clock. Returns true if there was one.
+    fn remove_expired(&mut self) -> bool {
         let now_ms = self.lock.now_ms();
-        for key in self.lock.keys.clone() {
-            if (0..=now_ms).contains(&self.lock.int(&["PEXPIRETIME", &key])) {
-                self.lock.command(&["DEL", &key]);
-            }
-        }
+        let ends = self.lock.keys.iter().zip(&self.stored);
+        let over: Vec<_> =
+            ends.filter(|(_, (_, ends_ms))| (0..=now_ms).contains(ends_ms)).map(|(key, _)| key.clone()).collect();
+        over.iter().for_each(|key| drop(self.lock.command(&["DEL", key])));
+        !over.is_empty()
     }
 
     /// Carries out a step that is no script. Returns 1 for a client that has entered, and 0 for one that has not.

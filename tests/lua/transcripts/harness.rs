@@ -39,6 +39,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::panic::resume_unwind;
+use std::thread;
 
 /// Clients of the timestamp scheme rely on these limits.
 pub const READ_LIMIT_MS: u64 = 4_000;
@@ -154,31 +156,41 @@ pub enum Limit {
 
 /// Plays all scenarios for the server with this name, each on a new lock, and returns their number. Panics with the true
 /// transcripts of those that differ.
-pub fn play<S: Server>(server: &str, mut new_lock: impl FnMut(Limit) -> S) -> usize {
-    let (mut wrong, mut count) = (String::new(), 0);
-    for (file, text) in FILES {
-        let (mut servers, mut limit) = (Vec::new(), Limit::Usual);
-        for part in text.split("\n= ") {
-            let (scenario, next) = part.split_once("\non ").map_or((part, None), |(scenario, on)| (scenario, Some(on)));
-            let (title, steps) = scenario.split_once('\n').unwrap_or((scenario, ""));
-            if servers.contains(&server) {
-                println!("= {title}");
-                count += 1;
-                let played = Scenario::new(new_lock(limit)).play(steps);
-                let expected = steps.lines().filter(|line| is_step(line));
-                if !expected.zip(&played).all(|(expected, played)| agree(expected, played)) {
-                    write!(wrong, "\n{file}.txt: = {title}\n{}\n", played.join("\n")).expect("a text");
-                }
-            }
-            if let Some(on) = next {
-                servers = on.trim().split(", ").collect();
-                limit = if servers.contains(&"two records") { Limit::TwoRecords } else { Limit::Usual };
-            }
-        }
-    }
+pub fn play<S: Server>(server: &str, new_lock: impl Fn(Limit) -> S + Sync) -> usize {
+    // The files at the same time: a scenario mostly waits for the answers of its server.
+    let played: Vec<_> = thread::scope(|scope| {
+        let files = FILES.map(|(file, text)| scope.spawn(|| play_file(file, text, server, &new_lock)));
+        files.map(|file| file.join().unwrap_or_else(|panic| resume_unwind(panic))).into()
+    });
+    let (count, wrong): (usize, String) =
+        played.into_iter().fold((0, String::new()), |(sum, all), (count, wrong)| (sum + count, all + &wrong));
     assert!(count > 10, "{count} scenarios of {server}");
     assert!(wrong.is_empty(), "{server} plays otherwise:\n{wrong}");
     count
+}
+
+/// Plays the scenarios of one file. Returns their number, and the true transcripts of those that differ.
+fn play_file<S: Server>(file: &str, text: &str, server: &str, new_lock: impl Fn(Limit) -> S) -> (usize, String) {
+    let (mut wrong, mut count) = (String::new(), 0);
+    let (mut servers, mut limit) = (Vec::new(), Limit::Usual);
+    for part in text.split("\n= ") {
+        let (scenario, next) = part.split_once("\non ").map_or((part, None), |(scenario, on)| (scenario, Some(on)));
+        let (title, steps) = scenario.split_once('\n').unwrap_or((scenario, ""));
+        if servers.contains(&server) {
+            println!("= {title}");
+            count += 1;
+            let played = Scenario::new(new_lock(limit)).play(steps);
+            let expected = steps.lines().filter(|line| is_step(line));
+            if !expected.zip(&played).all(|(expected, played)| agree(expected, played)) {
+                write!(wrong, "\n{file}.txt: = {title}\n{}\n", played.join("\n")).expect("a text");
+            }
+        }
+        if let Some(on) = next {
+            servers = on.trim().split(", ").collect();
+            limit = if servers.contains(&"two records") { Limit::TwoRecords } else { Limit::Usual };
+        }
+    }
+    (count, wrong)
 }
 
 fn is_step(line: &str) -> bool {
