@@ -75,7 +75,8 @@ macro_rules! on_each_server {
 
 on_each_server![
     hash_scheme, two_key_scheme;
-    hash_with_timestamp_clients, hash_with_clock_steps, two_key_with_clock_steps, hash_on_a_cluster, hash_with_limits_of_two, hash_with_limits_of_two_and_timestamp_clients,
+    hash_with_timestamp_clients, hash_with_clock_steps, two_key_with_clock_steps, hash_on_a_cluster,
+    hash_with_limits_of_two, hash_with_limits_of_two_and_timestamp_clients,
 ];
 
 fn start(server: Server) -> Node {

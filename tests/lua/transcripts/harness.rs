@@ -157,7 +157,7 @@ pub enum Limit {
 /// Plays all scenarios for the server with this name, each on a new lock, and returns their number. Panics with the true
 /// transcripts of those that differ.
 pub fn play<S: Server>(server: &str, new_lock: impl Fn(Limit) -> S + Sync) -> usize {
-    // The files at the same time: a scenario mostly waits for the answers of its server.
+    // Plays the files at the same time, because a scenario mostly waits for the answers of its server.
     let played: Vec<_> = thread::scope(|scope| {
         let files = FILES.map(|(file, text)| scope.spawn(|| play_file(file, text, server, &new_lock)));
         files.map(|file| file.join().unwrap_or_else(|panic| resume_unwind(panic))).into()
