@@ -42,13 +42,17 @@ async fn waiters_of_many_locks_subscribe_once_each_on_one_connection() -> Outcom
     let held = acquire_at_once(&holder, 500).join_all().await;
     let proxy = node.proxy();
     let (subscriptions, connections) = (Matcher::command("SSUBSCRIBE"), proxy.connections_made());
+    let began = Instant::now();
     let mut waiters = acquire_at_once(&manager, 500);
     until("all subscribe", async || proxy.requests_seen(subscriptions.clone()) >= 500).await;
     drop(held);
     while let Some(granted) = waiters.join_next().await {
         granted??.release().await?;
     }
-    assert_eq!(proxy.requests_seen(subscriptions), 500, "each subscribes once");
+    // The manager subscribes to each channel again every five seconds.
+    let most = 500 * (1 + began.elapsed().as_secs() as usize / 5);
+    let seen = proxy.requests_seen(subscriptions);
+    assert!((500..=most).contains(&seen), "{seen} subscriptions, and {most} are enough");
     assert_eq!(proxy.connections_made() - connections, 1, "all share one connection");
     Ok(())
 }

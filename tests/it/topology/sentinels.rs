@@ -37,13 +37,18 @@ impl Scheme {
     const BOTH: [Self; 2] = [Self::Hash, Self::TwoKey];
 
     async fn connect(self, topology: &Topology, label: &str) -> Manager {
-        async fn finish<M: Build>(builder: Builder<M>, label: &str) -> Manager {
+        self.connect_within(Duration::from_millis(500), topology, label).await
+    }
+
+    async fn connect_within(self, response_timeout: Duration, topology: &Topology, label: &str) -> Manager {
+        async fn finish<M: Build>(builder: Builder<M>, response_timeout: Duration, label: &str) -> Manager {
             let builder = builder.lease(LEASE).max_clock_skew(Duration::from_millis(100)).unreachable_after(FOR_EVER);
-            Arc::new(builder.label(label).connect().await.expect("connects"))
+            Arc::new(builder.response_timeout(response_timeout).label(label).connect().await.expect("connects"))
         }
+        let topology = topology.clone();
         match self {
-            Self::Hash => finish(RedisManager::builder(topology.clone()).key_prefix("hash"), label).await,
-            Self::TwoKey => finish(TwoKeyManager::builder(topology.clone()).key_prefix("two"), label).await,
+            Self::Hash => finish(RedisManager::builder(topology).key_prefix("hash"), response_timeout, label).await,
+            Self::TwoKey => finish(TwoKeyManager::builder(topology).key_prefix("two"), response_timeout, label).await,
         }
     }
 
@@ -149,7 +154,9 @@ survives! {
 /// counts.
 async fn late_answers_change_nothing(scheme: Scheme, servers: &Sentinels, wakes: &Barrier) {
     let topology = behind_sentinels(servers);
-    let (busy, idle) = (scheme.connect(&topology, "asker").await, scheme.connect(&topology, "idle").await);
+    // A try ends after twice the response timeout, and the idle manager dials Sentinels and the new primary within one.
+    let idle = scheme.connect_within(Duration::from_secs(5), &topology, "idle").await;
+    let busy = scheme.connect(&topology, "asker").await;
     // Both have a connection to the primary that is about to freeze.
     works(&*busy, "warm").await;
     works(&*idle, "warm").await;
