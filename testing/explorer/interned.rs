@@ -68,17 +68,20 @@ struct InternedProcess {
     has_cached: bool,
 }
 
+/// Step of a process: its number, its input, and the slots that it may use.
+type StepOf = (u32, Told, u16);
+
 /// All states of processes that were met, and the steps between them.
 pub struct Processes {
     blunder: Option<Blunder>,
     all: Vec<InternedProcess>,
     numbers: HashMap<u128, u32, BuildHasherDefault<Own>>,
-    steps: HashMap<(u32, Told, u16), (u32, Rc<Outputs>)>,
+    steps: HashMap<StepOf, (u32, Rc<Outputs>), BuildHasherDefault<Print>>,
 }
 
 impl Processes {
     pub fn new(scene: &Scene, blunder: Option<Blunder>) -> Self {
-        let mut processes = Self { blunder, all: Vec::new(), numbers: HashMap::default(), steps: HashMap::new() };
+        let mut processes = Self { blunder, all: Vec::new(), numbers: HashMap::default(), steps: HashMap::default() };
         let caching = scene.caching;
         let process = Process::new(caching != Caching::Nothing, blunder);
         let process = if scene.faults.sleeps > 0 { process.with_sleepers() } else { process };

@@ -40,7 +40,7 @@ fn mixed(mut word: u64) -> u64 {
 
 impl Hasher for Print {
     fn finish(&self) -> u64 {
-        self.0
+        mixed(self.0)
     }
 
     fn write(&mut self, bytes: &[u8]) {

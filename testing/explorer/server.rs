@@ -4,9 +4,11 @@
 mod cached;
 mod wrong;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
+use super::search::{Own, Print};
 use super::small::List;
 use crate::base::lease::{FencingToken, ServerTime};
 use crate::store::memory::record::{
@@ -195,6 +197,7 @@ pub struct ServerRecall {
     pub tries: Option<Id>,
 }
 
+#[derive(Clone)]
 pub struct Outcome {
     pub reply: Reply,
     /// Notifications. Each has a grant, or `None` as the order to ask again.
@@ -281,12 +284,14 @@ pub struct Server {
     pub fault: Option<Fault>,
     /// Treatment of an acquisition that does not wait.
     if_tried: IfTaken,
+    /// Operations that were carried out, by the fingerprints of the record and the request. Each is computed once.
+    carried_out: HashMap<u128, (Shelf, Outcome), BuildHasherDefault<Own>>,
 }
 
 impl Server {
     pub fn new(limits: RecordLimits, fault: Option<Fault>) -> Self {
         let ids = (0..=IDS).map(|n| AcquisitionId::new("", u64::try_from(n).expect("small"), "")).collect();
-        Self { ids, limits, fault, if_tried: IfTaken::Leave }
+        Self { ids, limits, fault, if_tried: IfTaken::Leave, carried_out: HashMap::default() }
     }
 
     /// Lets a try take a place in the queue where it recalls.
@@ -413,7 +418,18 @@ impl Server {
 
     /// Carries one request out. `draw` is the number of microseconds, beyond one, that have passed since the last
     /// operation.
-    pub fn carry_out(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
+    pub fn carry_out(&mut self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
+        let print = Print::of(&(*shelf, request, draw));
+        if let Some((after, outcome)) = self.carried_out.get(&print) {
+            *shelf = *after;
+            return outcome.clone();
+        }
+        let outcome = self.operate_on(shelf, request, draw);
+        self.carried_out.insert(print, (*shelf, outcome.clone()));
+        outcome
+    }
+
+    fn operate_on(&self, shelf: &mut Shelf, request: Request, draw: u8) -> Outcome {
         let mut record = self.unpack(shelf);
         let at_us = NOW_MS * 1000 + 1 + u64::from(draw);
         let now = ServerTime::from_micros(at_us);
