@@ -80,23 +80,21 @@ impl Explorer<'_> {
 
     /// Returns the slots that neither the server nor a message knows.
     fn free(&self, world: &World, process: u8) -> u16 {
-        let is_free = |slot: Slot| {
-            let id = self.scene.id(process, slot);
-            let in_mail = world.mail.iter().filter(|mail| mail.process == process).any(|mail| match mail.letter {
-                Letter::Request { slot: of, what: What::Convert { from, .. }, .. } => of == slot || from == id,
-                Letter::Request { slot: of, .. }
-                | Letter::Answer { slot: of, .. }
-                | Letter::Notice { slot: of, .. }
-                | Letter::InUse { slot: of } => of == slot,
-                Letter::Recall { .. } => false,
-            });
-            let recalls = |mail: &Mail| matches!(mail.letter, Letter::Recall { tries: Some(of), .. } if of == id);
-            let in_mail = in_mail || world.mail.iter().any(recalls);
-            let is_seen = world.view.is_some_and(|view| view.ids & (1 << id) != 0);
-            !in_mail && !is_seen && world.forced & (1 << id) == 0 && !world.shelf.knows(id)
+        let of_mail = |Mail { process, letter, .. }: &Mail| match *letter {
+            Letter::Request { slot, what: What::Convert { from, .. }, .. } => {
+                1 << self.scene.id(*process, slot) | 1 << from
+            }
+            Letter::Request { slot, .. }
+            | Letter::Answer { slot, .. }
+            | Letter::Notice { slot, .. }
+            | Letter::InUse { slot } => 1 << self.scene.id(*process, slot),
+            Letter::Recall { tries, .. } => tries.map_or(0, |id| 1 << id),
         };
+        let in_mail = world.mail.iter().fold(0_u16, |ids, mail| ids | of_mail(mail));
+        let seen = world.view.map_or(0, |view| view.ids);
+        let ids = in_mail | seen | world.forced | world.shelf.known();
         let slots = u8::try_from(self.scene.slots()).expect("few");
-        (0..slots).filter(|slot| is_free(*slot)).fold(0, |free, slot| free | 1 << slot)
+        !(ids >> (process * slots)) & ((1 << slots) - 1)
     }
 
     fn asked(&self, process: u8, asked: Asked) -> What {

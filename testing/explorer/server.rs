@@ -112,9 +112,14 @@ impl Shelf {
         self.all().filter(|until| until.ticks > 0).map(|until| until.id)
     }
 
+    /// Returns the recorded acquisitions, live or dead, with one bit for each.
+    pub fn known(&self) -> u16 {
+        self.all().fold(0, |ids, until| ids | 1 << until.id)
+    }
+
     /// Returns true if the acquisition is recorded, live or dead.
     pub fn knows(&self, id: Id) -> bool {
-        self.all().any(|until| until.id == id)
+        self.known() & (1 << id) != 0
     }
 
     /// Returns the live holds.
