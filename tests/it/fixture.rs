@@ -25,7 +25,7 @@ pub type Manager = Arc<dyn RwLockManager>;
 /// The lease of holds that a case lets run out.
 pub const SHORT: Duration = Duration::from_millis(500);
 /// The lease of holds that must be renewed though the machine is busy.
-pub const RENEWED: Duration = Duration::from_millis(1500);
+pub const RENEWED: Duration = Duration::from_millis(2000);
 
 /// The options that cases change.
 #[derive(Clone, Debug)]

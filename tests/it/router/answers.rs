@@ -26,6 +26,9 @@ on_own_servers![
     hold_follows_the_primary_that_sentinels_name,
 ];
 
+/// Lease that outlasts the time in which its renewals are refused.
+const LEASE: Duration = Duration::from_secs(6);
+
 /// A server, and a pretender in front of it that may answer in its stead.
 fn start(server: Server) -> (Node, Pretender, Fixture) {
     let node = Node::start(server).expect("the server starts");
@@ -38,7 +41,9 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) -> Outcome {
     let (_node, pretender, fixture) = start(server);
     let unreachable_after = Duration::from_millis(600);
     let impatient = fixture.manager_with(Settings { unreachable_after, ..Settings::default() }).await;
-    let patient = fixture.manager_with(Settings::lease(RENEWED)).await;
+    let patient = fixture.manager_with(Settings::lease(LEASE)).await;
+    let held_name = fixture.name();
+    let (held, key) = (patient.write(&held_name).await?, fixture.hash_key(&held_name));
     let answers = [
         "TRYAGAIN Multiple keys request during rehashing of slot",
         "CLUSTERDOWN The cluster is down",
@@ -50,7 +55,6 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) -> Outcome {
     ];
     for answer in answers {
         let name = fixture.name();
-        let held = patient.write(&fixture.name()).await?;
         pretender.refuses(answer);
         let waiting = spawn(patient.write(&name));
         let asked = Instant::now();
@@ -59,13 +63,14 @@ async fn not_now_is_waited_out_or_told_in_time(server: Server) -> Outcome {
         // One attempt goes on for a response timeout. The rest is for a busy machine.
         let most = unreachable_after + Duration::from_millis(500) + Duration::from_secs(3);
         assert!(asked.elapsed() >= unreachable_after && asked.elapsed() < most, "{answer}: {:?}", asked.elapsed());
+        until("a renewal that is refused", async || pretender.has_refused(&key)).await;
         pretender.tells_the_truth();
         let guard = granted(waiting).await;
         guard.release().await?;
-        tokio::time::sleep(RENEWED).await;
-        assert_eq!(held.state(), HoldState::Held, "{answer}: its renewals were waited out too");
-        held.release().await?;
+        until_renewed("the renewal is waited out", || held.remaining()).await;
+        assert_eq!(held.state(), HoldState::Held, "{answer}");
     }
+    held.release().await?;
     Ok(())
 }
 

@@ -34,6 +34,8 @@ struct Shared {
     /// Connections that have subscribed.
     subscribers: Mutex<Vec<TcpStream>>,
     connections: AtomicUsize,
+    /// Requests that were refused since the last order to refuse.
+    refused: Mutex<Vec<u8>>,
 }
 
 impl Pretender {
@@ -46,6 +48,7 @@ impl Pretender {
             time: Mutex::default(),
             subscribers: Mutex::default(),
             connections: AtomicUsize::new(0),
+            refused: Mutex::default(),
         });
         let accepting = Arc::clone(&shared);
         // The thread ends with the process. Those of the connections end with their clients.
@@ -65,7 +68,13 @@ impl Pretender {
 
     /// Answers every script with an error, until another order.
     pub fn refuses(&self, error: &str) {
+        self.shared.refused.lock().clear();
         self.say(Says::Instead(format!("-{error}\r\n").into_bytes()));
+    }
+
+    /// True if a script with this key was refused since then.
+    pub fn has_refused(&self, key: &str) -> bool {
+        self.shared.refused.lock().windows(key.len()).any(|part| part == key.as_bytes())
     }
 
     /// Answers the next `TIME` with an error.
@@ -121,7 +130,7 @@ impl Shared {
             loop {
                 let request = read_value(&mut requests)?;
                 let is_script = request.windows(6).any(|part| part == b"EVALSH" || part == b"EVAL\r\n");
-                if is_script && self.pretend(&client)? {
+                if is_script && self.pretend(&client, &request)? {
                     continue;
                 }
                 if request.ends_with(b"\r\nTIME\r\n")
@@ -155,7 +164,7 @@ impl Shared {
     }
 
     /// Returns true if the script has its answer.
-    fn pretend(&self, mut client: &TcpStream) -> io::Result<bool> {
+    fn pretend(&self, mut client: &TcpStream, request: &[u8]) -> io::Result<bool> {
         let mut says = self.says.lock();
         let (reply, has_its_answer) = match &*says {
             Says::Truth => return Ok(false),
@@ -166,6 +175,7 @@ impl Shared {
             *says = Says::Truth;
         }
         drop(says);
+        self.refused.lock().extend(request);
         client.write_all(&reply)?;
         Ok(has_its_answer)
     }

@@ -237,6 +237,8 @@ impl Place<'_> {
             soon("the end of the load", load).await.expect("no failure");
         }
         for guard in held {
+            // The last rotation may have cut the answer to a renewal off. The renewal is repeated.
+            until("an answer to the last renewal", async || guard.state() != HoldState::Unconfirmed).await;
             assert_eq!(guard.state(), HoldState::Held, "{change:?}: {}", guard.name());
             let name = guard.name().to_owned();
             assert!(!operator.inspect(&name).await.expect("answered").is_free(), "{change:?}: {name}");
