@@ -126,6 +126,8 @@ async fn renewal_is_repeated_and_no_loss_is_told(server: Server) {
         let renewed = async || guard.state() == HoldState::Held && guard.remaining() > RENEWED * 3 / 2;
         until("the repeated renewal is answered", renewed).await;
         tokio::time::sleep(RENEWED * 2).await;
+        // On a busy machine a later renewal may have no answer yet.
+        until("an answer to the last renewal", async || guard.state() != HoldState::Unconfirmed).await;
         assert_eq!(guard.state(), HoldState::Held, "{lost:?}");
         guard.release().await.expect("ours to the end");
     }
