@@ -306,7 +306,14 @@ impl Engine {
             attempt_lines: Limiter::default(),
             wait_lines: Limiter::default(),
         };
-        Self { core: Arc::new(core) }
+        let core = Arc::new(core);
+        core.background.start_requesters_of(&core);
+        Self { core }
+    }
+
+    /// Returns a handle of an engine whose other handles exist.
+    fn of(core: Arc<Core>) -> Self {
+        Self { core }
     }
 
     /// Creates another handle of the same engine.

@@ -1,6 +1,6 @@
 //! Locks as this process knows them. Each lock has one [cell](cell), which stores the holds of the lock, the guards
-//! that share each hold, and the tasks that wait. The readers are one side of a lock, and the writers are the other. On
-//! each side one waiting task is the leader: only the leader sends requests to the server. The cell also stores when an
+//! that share each hold, and the tasks that wait. The readers are one side of a lock, and the writers are the other. Each
+//! side has at most one request at the server, and one task at a time sends its copies. The cell also stores when an
 //! outage began, and which requests are in doubt.
 //!
 //! The contents of a cell are one state, which does no I/O and reads no clock. Each event changes the state under the
@@ -28,5 +28,6 @@ pub(crate) mod table;
 #[path = "../testing/unit/lock/tests.rs"]
 mod tests;
 pub(crate) mod wait;
+mod waiters;
 pub(crate) mod wake;
 pub(crate) mod watch;

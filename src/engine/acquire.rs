@@ -1,23 +1,20 @@
 //! Acquisitions, from the first attempt to the grant.
 //!
-//! A reader joins a hold that its process has, if it may. Any other acquisition waits for its turn in this process, then
-//! sends a request to the server. If the server refuses, the acquisition waits in the server's queue, repeats its request as
-//! a heartbeat, and ends when a notification says that the server has granted the lock. Without a queue it repeats the
-//! request after jittered pauses. A request without an answer is repeated under the same id, which counts once however many
-//! copies arrive. If the future is dropped, the next waiter of the process continues its request. Without a next waiter,
-//! the background withdraws the request.
+//! A reader joins a hold that its process has, if it may. Any other acquisition waits on its side of the lock. If the side has
+//! no request at the server, the task of the acquisition sends the first copy of one. If the server does not grant it, the
+//! request waits in the server's queue, and the background repeats it as a heartbeat. A notification says that the server
+//! has granted the lock. Without a queue the background repeats the request after jittered pauses. A request without an answer
+//! is repeated under the same id, which counts once however many copies arrive. If the future of an acquisition is dropped, the
+//! request stays for the other waiters of the side. Without another waiter, it is withdrawn.
 
 mod accept;
 mod arm;
 mod denial;
-mod first_wait;
 mod limits;
 mod local;
 mod patience;
-mod pending;
-mod plausible;
-mod recheck;
-mod wait;
+pub(super) mod request;
+mod waiting;
 mod withdraw;
 
 #[cfg(all(test, feature = "_testing"))]
@@ -28,40 +25,33 @@ use std::future::ready;
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::base::denied::Denied;
-use crate::base::error::{Error, LossReason, Result, Source};
+use crate::base::error::{Error, LossReason, Result};
 use crate::base::key::{Key, LockName};
-use crate::base::lease::{Moment, ServerTime};
+use crate::base::lease::Moment;
 use crate::base::options::{Options, Terms};
 use crate::base::reentry::{OwnerId, Reentry};
-use crate::base::throttle::Throttle;
-use crate::engine::caching::CacheRequest;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::wait::{Notifications, WaitEntry};
-use crate::store::{BoxFuture, Mode};
+use crate::lock::wait::WaitEntry;
+use crate::store::{BoxFuture, Failure, Mode};
+
+pub(crate) use crate::lock::side::Patience;
 
 use self::arm::Arming;
-use self::first_wait::{FirstEnd, FirstWait};
-use self::limits::{Attempts, GivesUp, UnderwayAttempt, WaitEnd, given_up, heard_out, withdrawal_span};
-use self::local::{Entered, LocalSignal, LocalWaiter, enter};
-use self::patience::WaitEnds;
-use self::pending::Pursued;
+use self::limits::{GivesUp, WaitEnd, given_up, withdrawal_span};
+use self::local::{Entered, LocalSignal, LocalWaiter, Looks, enter};
+use self::patience::{KeptOutBy, WaitEnds};
+use self::request::{CopyOutcome, Requesting};
+use self::waiting::{FirstEnd, FirstWait, Waiting};
 use self::withdraw::Withdrawn;
 
 /// Longest time between two requests of a waiter in the server's queue.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-
-/// Treatment of a lock that others hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
-    Wait,
-    /// The first answer ends it.
-    AskOnce,
-}
 
 /// Returns a share of a hold that this process has, if a guard may join it without a request to the server.
 #[inline]
@@ -114,7 +104,7 @@ pub(crate) fn start(
     Ok(match enter(engine, key, mode, terms, patience)? {
         Entered::Held(held) => Box::pin(async move { with_note(held, after.note).await.map(Ok) }),
         Entered::Denied(denied) => Box::pin(ready(Ok(Err(denied)))),
-        Entered::Waits(waiter) if waiter.is_leader() => run(waiter, FirstEnd::Leads, after),
+        Entered::Waits(waiter) if waiter.is_requester() => run(waiter, None, after),
         Entered::Waits(waiter) => Box::pin(FirstWait::new(waiter, after.into_box())),
     })
 }
@@ -143,7 +133,7 @@ pub(crate) async fn acquire_or_denied(
 }
 
 /// Returns the future that runs an acquisition from its first request or share on.
-fn run(waiter: LocalWaiter, first: FirstEnd, after: AfterGrant) -> StartedAcquire {
+fn run(waiter: LocalWaiter, first: Option<FirstEnd>, after: AfterGrant) -> StartedAcquire {
     let (engine, key) = (Arc::clone(&waiter.engine), Arc::clone(&waiter.key));
     let AfterGrant { at_least, note } = after;
     // An acquisition with `at_least` sets its note before its hold may rest.
@@ -173,7 +163,7 @@ async fn with_note(held: Held, note: Option<Arc<str>>) -> Result<Held> {
     Ok(held)
 }
 
-/// Longest time between two polls of a leader whose task runs. The leader waits for one answer, or for its heartbeat.
+/// Longest time between two polls of a requester whose task runs. The requester waits for one answer, or for its heartbeat.
 pub(super) fn poll_within(options: &Options) -> Duration {
     HEARTBEAT + options.response_timeout * 2
 }
@@ -189,42 +179,22 @@ pub(super) fn check_still_open(engine: &Engine, key: &Key, held: Option<&Held>) 
     })
 }
 
-/// Acquisition from its first request or share on. Its drop withdraws its request, which the cell keeps for its entry.
+/// Acquisition from its first request or share on. Its drop removes its entry, and withdraws a request that no other waiter
+/// needs.
 struct Acquisition {
     waiter: LocalWaiter,
-    notices: Notifications,
-    /// Time of the server in its last answer. A grant before that time would have been in the answer.
-    answered_at: ServerTime,
-    last_failure: Option<(Moment, Source)>,
-    /// Start of the time in which the server has only answered that requests were late.
-    late_since: Option<Moment>,
-    /// Moment until which the server may have a hold or a place of an earlier request, which the background withdraws.
-    earlier_until: Option<Moment>,
-    /// Present if the acquisition has a limit.
-    attempts: Option<Arc<Attempts>>,
-    /// Label of the holder after a long wait, for the log line about the wait.
-    holder: Option<Box<Option<String>>>,
-    /// True if the process may cache the hold. Known from the first request on.
-    may_stay: Option<bool>,
-    /// Offer of the last request to cache the hold.
-    keeping: Option<Box<CacheRequest>>,
-    /// End of the time that recalled holders have to reply to a try.
-    calls_until: Option<Moment>,
-    /// True if that time has ended without a reply. The try then sends its last request.
-    has_heard_nothing: bool,
-    /// Limits the requests that notifications cause.
-    told_to_ask: Throttle,
+    /// Requester of the side, while the task of this acquisition sends the first copy. Dropped after the waiter, so that the
+    /// background starts no other one for a waiter that leaves.
+    request: Option<Requesting>,
     /// Share that the acquisition has not taken yet, or whose hold it arms. It is here and not in the future that waits for
     /// a renewal, so that an acquisition that gives up can wait for its release.
     share: Option<Held>,
+    /// Moment until which the server may have the hold of a share that was over before it was taken.
+    earlier_until: Option<Moment>,
+    /// Present if the acquisition has waited for long, for the log line about the wait.
+    kept_out_by: Option<Box<KeptOutBy>>,
     /// Present for `at_least`.
     arming: Option<Box<Arming>>,
-}
-
-/// End of a caller's wait.
-enum AcquireEnd {
-    Over(Result<Option<Held>>),
-    GivesUp(GivesUp),
 }
 
 impl Deref for Acquisition {
@@ -237,50 +207,116 @@ impl Deref for Acquisition {
 
 impl Acquisition {
     fn new(waiter: LocalWaiter, arming: Option<Box<Arming>>) -> Self {
-        Self {
-            waiter,
-            notices: Notifications::default(),
-            answered_at: ServerTime::default(),
-            last_failure: None,
-            late_since: None,
-            earlier_until: None,
-            attempts: None,
-            holder: None,
-            may_stay: None,
-            keeping: None,
-            calls_until: None,
-            has_heard_nothing: false,
-            told_to_ask: Throttle::new(),
-            share: None,
-            arming,
-        }
+        Self { waiter, request: None, share: None, earlier_until: None, kept_out_by: None, arming }
     }
 
     /// Runs until the lock is granted, or until the wait ends without a grant. A caller that gives up gets its error when its
     /// request is withdrawn.
-    async fn until_its_end(&mut self, first: FirstEnd) -> AcquireOutcome {
-        let signal = match first {
-            FirstEnd::Leads => None,
-            FirstEnd::Signal(signal) => Some(signal),
-            FirstEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
-        };
-        let held = match self.run_within(signal).await {
-            AcquireEnd::GivesUp(given_up) => return Err(Box::pin(self.give_up(given_up)).await),
+    async fn until_its_end(&mut self, first: Option<FirstEnd>) -> AcquireOutcome {
+        let mut end = first;
+        loop {
+            let signal = match end.take() {
+                Some(FirstEnd::Signal(signal)) => signal,
+                Some(FirstEnd::GivesUp(given_up)) => return Err(Box::pin(self.give_up(*given_up)).await),
+                None => {
+                    end = Some(self.next_end().await?);
+                    continue;
+                }
+            };
+            let held = match signal {
+                LocalSignal::Granted(held) => held,
+                LocalSignal::Handed(handed) => match Box::pin(self.take_handed(*handed)).await? {
+                    Taken::Guard(held) => held,
+                    Taken::Nothing => continue,
+                    Taken::GivesUp(given_up) => {
+                        end = Some(FirstEnd::GivesUp(given_up));
+                        continue;
+                    }
+                },
+                LocalSignal::Denied => return Ok(Err(Box::pin(self.refused()).await?)),
+                LocalSignal::Failed(failure) => return Err(self.error_of(failure)),
+            };
+            match self.finish(held).await? {
+                Taken::Guard(held) => return Ok(Ok(held)),
+                Taken::Nothing => {}
+                Taken::GivesUp(given_up) => end = Some(FirstEnd::GivesUp(given_up)),
+            }
+        }
+    }
+
+    /// Completes an acquisition that has a share.
+    async fn finish(&mut self, held: Held) -> Result<Taken> {
+        let held = if self.arming.is_some() {
             // The arming has checked that the engine is open.
-            AcquireEnd::Over(result) if self.arming.is_some() => result?,
-            AcquireEnd::Over(result) => {
-                let held = result?;
-                check_still_open(&self.engine, &self.key, held.as_ref())?;
-                held
+            match Box::pin(self.arm_within(held)).await? {
+                Taken::Guard(held) => held,
+                other => return Ok(other),
+            }
+        } else {
+            check_still_open(&self.engine, &self.key, Some(&held))?;
+            held
+        };
+        if let Some(kept_out_by) = self.kept_out_by.take() {
+            self.waiter.tell_of_wait(&kept_out_by, WaitEnds::Granted);
+        }
+        Ok(Taken::Guard(held))
+    }
+
+    /// Waits for the next signal. Sends the first copy of a request before, if the side has none.
+    async fn next_end(&mut self) -> Result<FirstEnd> {
+        if self.entry.is_none() {
+            // A waiter of this process is before the try by now.
+            return Ok(FirstEnd::Signal(LocalSignal::Denied));
+        }
+        let requester = self.waiter.entry.as_mut().and_then(WaitEntry::take_requester);
+        if let Some(requester) = requester
+            && let Some(end) = self.ask_first(Requesting::new(&self.waiter.engine, requester)).await
+        {
+            return Ok(end);
+        }
+        let mut waiting = Waiting::new(&self.waiter);
+        std::future::poll_fn(|cx| waiting.poll_end(&mut self.waiter, cx)).await
+    }
+
+    /// Sends the first copy of a request. If the server does not grant it, the background goes on. A limit waits for the first
+    /// answer.
+    async fn ask_first(&mut self, requesting: Requesting) -> Option<FirstEnd> {
+        let mut impatience = self.waiter.impatience();
+        let engine = &self.waiter.engine;
+        let requesting = self.request.insert(requesting);
+        // Biased, so that a grant counts even if the limit has passed too.
+        let step = tokio::select! {
+            biased;
+            step = requesting.step() => step,
+            given_up = given_up(engine, &mut impatience) => {
+                let Some(signalled) = self.look_again().await else {
+                    return Some(FirstEnd::GivesUp(Box::new(given_up)));
+                };
+                self.request = None;
+                return Some(signalled);
             }
         };
-        let Some(held) = held else {
-            return Ok(Err(Box::pin(self.refused()).await?));
-        };
-        if self.holder.is_some() {
-            self.tell_of_wait(WaitEnds::Granted);
+        match step {
+            CopyOutcome::Granted(held) => {
+                (self.request, self.waiter.entry) = (None, None);
+                return Some(FirstEnd::Signal(LocalSignal::Granted(held)));
+            }
+            CopyOutcome::Rests(rest) => self.request.take()?.move_to_background(rest),
+            CopyOutcome::Over => self.request = None,
         }
-        Ok(Ok(held))
+        None
+    }
+
+    /// Looks once for a share that was handed over while the first copy was under way.
+    async fn look_again(&mut self) -> Option<FirstEnd> {
+        let mut looks = Looks::new();
+        std::future::poll_fn(|cx| {
+            Poll::Ready(match self.waiter.poll_signal(&mut looks, cx) {
+                Poll::Ready(Ok(signal)) => Some(FirstEnd::Signal(signal)),
+                Poll::Ready(Err(_)) | Poll::Pending => None,
+            })
+        })
+        .await
     }
 
     /// Withdraws the request of a caller that waits no longer, and returns the error for the caller.
@@ -290,16 +326,14 @@ impl Acquisition {
             return Error::Closed { lock };
         }
         let waited = given_up.at.since(self.began);
-        // A later failure is that of an attempt under way at the limit. It leaves a request in doubt, and is no outage.
-        // After a refusal, which another waiter may have got, the server is not silent any more.
-        let refused_at = self.entry.as_ref().and_then(WaitEntry::refused_at);
-        let failure = self.last_failure.take().filter(|(at, _)| *at <= given_up.at && refused_at <= Some(*at));
-        if failure.is_some() || given_up.why == WaitEnd::Silence || given_up.outage.is_some() {
-            // A waiter that has sent no request names the failure of its leader.
-            let of_asker = given_up.outage.and_then(|outage| outage.source);
-            return Error::unreachable(lock, waited, failure.map(|(_, source)| source).or(of_asker));
+        if given_up.why == WaitEnd::Silence || given_up.outage.is_some() {
+            return Error::unreachable(lock, waited, given_up.outage.and_then(|outage| outage.source));
         }
-        self.tell_of_wait(WaitEnds::InVain);
+        if let (_, Some(refusal)) = self.engine.table.obstacle(&self.key, self.mode)
+            && let Some(kept_out_by) = self.waiter.kept_out_by(Some(&refusal), self.engine.now())
+        {
+            self.waiter.tell_of_wait(&kept_out_by, WaitEnds::InVain);
+        }
         // Read before the entry is removed, because the cell keeps the refusals while a waiter is there.
         let denied = self.denial();
         let confirmed = self.withdraw(given_up.answer_by).await == Withdrawn::Surely;
@@ -309,9 +343,6 @@ impl Acquisition {
     /// Returns the refusal that ends a try. Withdraws a place in the queue first, if the try has one or may have one.
     async fn refused(&mut self) -> Result<Box<Denied>> {
         let denied = self.denial();
-        if self.has_left_nothing() && self.earlier_until.is_none() {
-            return Ok(denied);
-        }
         match self.withdraw(self.engine.now().after(withdrawal_span(&self.engine))).await {
             Withdrawn::Surely => Ok(denied),
             Withdrawn::Perhaps => {
@@ -321,105 +352,25 @@ impl Acquisition {
         }
     }
 
-    /// Runs until the acquisition is over, or until its limit. It waits for the end of an attempt that is under way at the limit:
-    /// a grant counts, and a request that the server may still carry out cannot be withdrawn for good.
-    async fn run_within(&mut self, signal: Option<LocalSignal>) -> AcquireEnd {
-        let engine = &Arc::clone(&self.engine);
-        let attempts = self.limit.map(|_| Arc::clone(self.attempts.insert(Arc::default())));
-        let mut impatience = self.impatience(attempts.clone());
-        let mut run = pin!(self.run(signal));
-        // Biased, so that a grant counts even if the limit has passed too.
-        let given_up = tokio::select! {
-            biased;
-            result = &mut run => return AcquireEnd::Over(result),
-            given_up = given_up(engine, &mut impatience) => given_up,
-        };
-        if let (WaitEnd::Limit, Some(attempts)) = (given_up.why, &attempts)
-            && let Some(result) = Box::pin(heard_out(engine, run, attempts, given_up.answer_by)).await
-        {
-            return AcquireEnd::Over(result);
-        }
-        AcquireEnd::GivesUp(given_up)
-    }
-
-    async fn run(&mut self, signal: Option<LocalSignal>) -> Result<Option<Held>> {
-        let mut held = match signal {
-            Some(signal) => Box::pin(self.on_signal(signal)).await?,
-            None => None,
-        };
-        loop {
-            if held.is_none() {
-                held = self.run_to_hold().await?;
+    /// Returns the error for a request that has failed.
+    fn error_of(&self, failure: Failure) -> Error {
+        let (lock, waited) = (self.key.shared_name(), self.engine.now().since(self.began));
+        match failure {
+            Failure::Unknown { source, .. } | Failure::NotDone { source } => Error::unreachable(lock, waited, source),
+            Failure::Refused { refusal, node, message } | Failure::Broken { refusal, node, message } => {
+                Error::Refused { lock, refusal, node, message }
             }
-            let Some(granted) = held.take() else {
-                return Ok(None);
-            };
-            if self.arming.is_none() {
-                return Ok(Some(granted));
+            Failure::Unreplicated { asked, acknowledged, node } => {
+                Error::NotEnoughReplicas { lock, asked, acknowledged, node }
             }
-            if let Some(armed) = Box::pin(self.arm(granted)).await? {
-                return Ok(Some(armed));
-            }
-        }
-    }
-
-    /// Runs until it has a share of a hold.
-    async fn run_to_hold(&mut self) -> Result<Option<Held>> {
-        let patience = self.patience;
-        loop {
-            while !self.is_leader() {
-                let signal = Box::pin(self.waiter.signalled()).await?;
-                if let Some(held) = Box::pin(self.on_signal(signal)).await? {
-                    return Ok(Some(held));
-                }
-            }
-            if self.engine.can_cache() {
-                self.release_cached();
-            }
-            if self.mode == Mode::Read
-                && let Some(held) = Box::pin(self.recheck_own()).await?
-            {
-                return Ok(Some(held));
-            }
-            match (self.pursue().await?, patience) {
-                // One answer is enough, also for a guard that starts with little.
-                (Pursued::Granted(held), _) if self.entry.is_none() || patience == Patience::AskOnce => {
-                    self.waiter.entry = None;
-                    return Ok(Some(held));
-                }
-                (Pursued::Granted(held), _) => {
-                    if let Some(held) = Box::pin(self.accept(held)).await? {
-                        return Ok(Some(held));
-                    }
-                }
-                (Pursued::Refused, _) | (Pursued::PassedBy, Patience::AskOnce) => return Ok(None),
-                (Pursued::PassedBy, Patience::Wait) => self.wait_again(),
-            }
-        }
-    }
-
-    /// Waits again as other waiters do, after the hand-over or the right to ask came to nothing.
-    fn wait_again(&mut self) {
-        self.notices = Notifications::Unwanted;
-        self.waiter.wait_again();
-    }
-
-    /// Counts an attempt as under way, if the acquisition has a limit.
-    fn begin_underway(&self) -> Option<UnderwayAttempt> {
-        self.attempts.clone().map(Attempts::begin)
-    }
-
-    /// Never resolves if this acquisition gives up, so that it sends no further request.
-    async fn stop_if_given_up(&self) {
-        if self.attempts.as_ref().is_some_and(|attempts| attempts.has_stopped()) {
-            std::future::pending().await
         }
     }
 }
 
-impl Drop for Acquisition {
-    fn drop(&mut self) {
-        let notices = std::mem::take(&mut self.notices);
-        self.waiter.abandon(notices);
-    }
+/// Result of the attempt to take a share.
+enum Taken {
+    Guard(Held),
+    /// The share was over. The acquisition waits again.
+    Nothing,
+    GivesUp(Box<GivesUp>),
 }

@@ -20,7 +20,7 @@ use crate::base::recalls::{OnRecall, Recall, Recalls, SubscriptionId};
 use crate::base::throttle::Throttle;
 use crate::engine::Engine;
 use crate::lock::hold::{CacheAnswer, CacheState, Hold};
-use crate::lock::wait::{CachedCell, WaitEntry};
+use crate::lock::wait::{CachedCell, RequesterEntry};
 use crate::store::{Answered, Scheme};
 
 /// Offer of a request to cache the hold that it wants.
@@ -135,7 +135,12 @@ impl Engine {
 
     /// Returns the offer of an attempt to cache its hold, or `None` if the scheme does not listen for recalls of the
     /// lock.
-    pub(super) fn cache_request(&self, key: &Arc<Key>, entry: &WaitEntry, cache_for: Duration) -> Option<CacheRequest> {
+    pub(super) fn cache_request(
+        &self,
+        key: &Arc<Key>,
+        entry: &RequesterEntry,
+        cache_for: Duration,
+    ) -> Option<CacheRequest> {
         let calls = entry.recalls(|cell| self.listen(key, cell))?;
         let standing = calls.subscription();
         Some(CacheRequest { recalls: calls, cache_for, subscription: standing })

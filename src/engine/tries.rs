@@ -24,12 +24,6 @@ impl Tries {
         Self { since, patience, backoff: Backoff::new() }
     }
 
-    /// Records an answer.
-    pub(super) fn on_answer(&mut self, now: Moment) {
-        self.since = now;
-        self.backoff.reset();
-    }
-
     /// Returns the time without an answer, up to this failed try.
     fn time_unanswered(&self, engine: &Engine, key: &Key, failure: &Failure) -> Duration {
         engine.now().since(engine.unheard_since(key, failure, self.since))

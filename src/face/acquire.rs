@@ -38,9 +38,9 @@ use crate::store::Mode;
 /// After the error [`WaitTimeout`](crate::Error::WaitTimeout), neither a place nor a hold of the acquisition is left on
 /// the server. With `confirmed: false` in this error, the server has not confirmed that.
 ///
-/// A future that is neither polled nor dropped delays other acquisitions for a limited time only. In this process, the
-/// next waiter then takes over the place in the server's queue. If there is no such waiter, the server removes the
-/// place, because no request comes for it.
+/// A future that is neither polled nor dropped delays other acquisitions for a limited time only. The background keeps
+/// its place in the server's queue. If the lock is granted to it, the next writer of this process gets the hold after a
+/// second. Without such a writer, the hold ends after three seconds, and the future waits for a task that polls it.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! Cell of one lock: the state of the lock, behind a mutex.
 //!
-//! The state is data. What cannot be compared or copied is kept beside it: the wakers of the waiters by their ids, the
-//! receiver of recalls, and the subscription that a leader leaves to the next one.
+//! The state is data. What cannot be compared or copied is kept beside it: the wakers of the waiters by their ids, and the
+//! receiver of recalls.
 //!
 //! An event changes the state under the mutex. The cell carries out the effects of the event after it has released the
 //! mutex, for three reasons. A waker may run any code. The deadline queue has a mutex of its own. The drop of a hold is
@@ -13,6 +13,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
+use smallvec::SmallVec;
+
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
@@ -22,16 +24,16 @@ use crate::lock::effects::{CellEvent, InRenewalQueue, Rules};
 use crate::lock::side::WaiterId;
 use crate::lock::state::State;
 
-pub(crate) use beside::Notifications;
 pub(super) use beside::{Beside, Woken};
 
 /// Services that a cell needs from the table.
 pub(super) trait Surroundings<H>: Send + Sync {
     /// Puts a hold into the deadline queue at its next deadline, which has become earlier.
     fn schedule(&self, hold: &Arc<H>);
-    /// Plans a check of the cell at `at`. The check replaces each leader that is stalled, which means that its future
-    /// is not polled any more.
+    /// Plans a look at the cell at `at`, for stalled tasks, which are not polled any more.
     fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
+    /// Lets the background start a requester for this side.
+    fn start_requester(&self, cell: &Arc<Cell<H>>, mode: Mode, requester_id: WaiterId);
     /// Removes the cell from the table if the cell is still idle.
     fn forget(&self, cell: &Arc<Cell<H>>);
 }
@@ -75,13 +77,13 @@ impl<H: InRenewalQueue> Contents<H> {
         event(&mut self.state, heard)
     }
 
-    /// Takes the tasks that the event wakes, and the subscriptions that no request needs any more.
+    /// Takes the tasks that the event wakes.
     #[inline]
     fn take_woken(&mut self, event: &CellEvent<'_, H>) -> Woken {
         let Some(beside) = &mut self.beside else {
             return Woken::default();
         };
-        let woken = beside.take_woken(event.wakes(), |mode| self.state.has_request(mode));
+        let woken = beside.take_woken(event.wakes());
         if beside.is_empty() {
             self.beside = None;
         }
@@ -118,16 +120,17 @@ impl<H: InRenewalQueue> Cell<H> {
         now: Moment,
         change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>, &mut Option<Box<Beside>>) -> T,
     ) -> T {
-        let (mut looks_at, mut is_idle) = (None, false);
+        let (mut looks_at, mut is_idle, mut starts) = (None, false, SmallVec::new());
         let outcome = self.change(now, |contents, event| {
             let outcome = change(&mut contents.state, event, &mut contents.beside);
-            // Any event may leave a side without a leader. The next waiter of that side then becomes the leader.
+            // Any event may leave a side without a requester that its waiters need.
             contents.state.advance(event);
             (looks_at, is_idle) = (contents.state.next_look(), contents.state.is_idle());
+            starts = event.take_starts();
             outcome
         });
-        if is_idle || looks_at.is_some() {
-            self.tell_around(is_idle, looks_at);
+        if is_idle || looks_at.is_some() || !starts.is_empty() {
+            self.tell_around(is_idle, looks_at, &starts);
         }
         outcome
     }
@@ -148,12 +151,15 @@ impl<H: InRenewalQueue> Cell<H> {
         outcome
     }
 
-    fn tell_around(self: &Arc<Self>, is_idle: bool, looks_at: Option<Moment>) {
+    fn tell_around(self: &Arc<Self>, is_idle: bool, looks_at: Option<Moment>, starts: &[(Mode, WaiterId)]) {
         let Some(around) = self.around.upgrade() else {
             return;
         };
         if let Some(at) = looks_at {
             around.look_at(self, at);
+        }
+        for (mode, requester_id) in starts {
+            around.start_requester(self, *mode, *requester_id);
         }
         if is_idle {
             around.forget(self);
@@ -219,12 +225,7 @@ impl<H: InRenewalQueue> Cell<H> {
         drop(waker);
     }
 
-    /// Returns the notifications that the former leader of a side has left to the next one.
-    pub(super) fn take_left(&self, mode: Mode) -> Option<Notifications> {
-        self.contents.lock().beside.as_mut()?.take_notifications(mode)
-    }
-
-    /// Applies an event that leaves the leaders as they are and removes no hold. Carries out its effects after it has
+    /// Applies an event that leaves the requesters as they are and removes no hold. Carries out its effects after it has
     /// released the mutex.
     pub(super) fn quietly<T>(&self, change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>) -> T) -> T {
         self.quietly_at(self.rules.clock.now(), change)
@@ -261,9 +262,9 @@ impl<H: InRenewalQueue> Cell<H> {
         });
     }
 
-    /// Replaces the leaders that are not polled any more.
+    /// Looks for tasks that are not polled any more.
     pub(super) fn look_for_stalled(self: &Arc<Self>, now: Moment) {
-        self.event(now, |state, event| state.on_stalled_leader(event));
+        self.event(now, |state, event| state.on_stalled(event));
     }
 
     /// Removes a hold whose last handle was dropped.

@@ -1,5 +1,5 @@
 //! Deadlines of a manager's locks: the moments at which the [background](crate::engine::background) has to look at a
-//! hold, or at a leader whose future may not be polled any more.
+//! hold, or at a requester whose future may not be polled any more; and the requesters that it has to start.
 //!
 //! The queues store no state. A hold is in its queue at most once, at the moment of its next deadline: a renewal, or the
 //! end of the local validity. To schedule a hold means to read its state and to put it into the queue, both under the
@@ -14,12 +14,14 @@ use crate::base::lease::Moment;
 use crate::base::sync::Mutex;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Hold, Next};
+use crate::lock::wait::RequesterEntry;
 use crate::lock::wake::Wake;
 
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     holds: Mutex<DeadlineQueue<Arc<Hold>>>,
-    leaders: Mutex<DeadlineQueue<Weak<Cell<Hold>>>>,
+    requesters: Mutex<DeadlineQueue<Weak<Cell<Hold>>>>,
+    starts: Mutex<Vec<RequesterEntry>>,
     pub(crate) wake: Wake,
 }
 
@@ -71,20 +73,34 @@ impl Deadlines {
 
     /// Plans a check of a cell at `at`, or soon after.
     pub(super) fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
-        self.leaders.lock().insert(at, Arc::downgrade(cell));
+        self.requesters.lock().insert(at, Arc::downgrade(cell));
         self.wake.at(at);
     }
 
-    /// Replaces the leaders that should have been polled again by now.
+    /// Lets a driver start a requester.
+    pub(super) fn start_requester(&self, entry: RequesterEntry) {
+        self.starts.lock().push(entry);
+        self.wake.at(Moment::START);
+    }
+
+    /// Takes the requesters that are to be started.
+    pub(crate) fn take_starts(&self) -> Vec<RequesterEntry> {
+        std::mem::take(&mut self.starts.lock())
+    }
+
+    /// Ends the requesters that should have been polled again by now.
     pub(crate) fn look_for_stalled(&self, now: Moment) {
-        let due = self.leaders.lock().take_due(now);
+        let due = self.requesters.lock().take_due(now);
         due.iter().filter_map(Weak::upgrade).for_each(|cell| cell.look_for_stalled(now));
     }
 
     /// Returns the earliest deadline.
     pub(crate) fn next(&self) -> Moment {
+        if !self.starts.lock().is_empty() {
+            return Moment::START;
+        }
         let holds = self.holds.lock().next();
-        holds.min(self.leaders.lock().next())
+        holds.min(self.requesters.lock().next())
     }
 
     /// Puts a hold into the queue at a moment that the caller has read before. This is the fault of a wrong queue, for a
@@ -105,8 +121,8 @@ impl Deadlines {
     }
 
     #[cfg(all(test, feature = "_testing"))]
-    pub(crate) fn leaders(&self) -> usize {
-        self.leaders.lock().len()
+    pub(crate) fn requesters(&self) -> usize {
+        self.requesters.lock().len()
     }
 }
 

@@ -12,6 +12,7 @@ use crate::base::events::{self, Loss};
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::metrics::Metrics;
+use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
 use crate::base::process::Process;
 use crate::base::recalls::Reception;
@@ -28,7 +29,7 @@ pub(crate) struct Rules {
     pub(crate) max_clock_skew: Duration,
     /// Longest time between the sending of a request and the moment at which a server may still carry it out.
     pub(crate) max_delay: Duration,
-    /// Longest time between two polls of a leader whose task runs.
+    /// Longest time between two polls of a requester whose task runs.
     pub(crate) poll_within: Duration,
     /// Largest number of writers that use one hold one after the other. A hold is also not handed off any more once
     /// `handoff_span` has passed since its grant.
@@ -94,7 +95,7 @@ impl<'a> Event<'a> {
         self.signals.push(Signal::Wake(waiter_id));
     }
 
-    /// Wakes all waiters of the lock, because the server answers the leader of a side for the first time or not any more, or
+    /// Wakes all tasks of the lock, because the server answers a copy for which waiters wait, or does not answer any more, or
     /// because the manager is closed. Waiters without a reason to end wait on.
     pub(super) fn wake_all(&mut self) {
         self.signals.push(Signal::WakeAll);
@@ -163,6 +164,8 @@ pub(super) struct CellEvent<'a, H> {
     event: Event<'a>,
     /// Holds whose places in the deadline queue are too late.
     due: Few<Arc<H>>,
+    /// Requesters that the background has to start.
+    starts: SmallVec<[(Mode, WaiterId); 0]>,
     /// Handles that the cell does not need any more. They are dropped after the mutex is released, because the drop of
     /// the last handle of a hold is another event of the cell.
     dropped: Few<Arc<H>>,
@@ -184,11 +187,20 @@ impl<H> DerefMut for CellEvent<'_, H> {
 
 impl<'a, H> CellEvent<'a, H> {
     pub(super) fn new(now: Moment, rules: &'a Rules, heard: &'a Reception) -> Self {
-        Self { event: Event::new(now, rules, heard), due: Few::new(), dropped: Few::new() }
+        Self { event: Event::new(now, rules, heard), due: Few::new(), starts: SmallVec::new(), dropped: Few::new() }
     }
 
     pub(super) fn due(&mut self, hold: &Arc<H>) {
         self.due.push(Arc::clone(hold));
+    }
+
+    pub(super) fn start_requester(&mut self, mode: Mode, requester_id: WaiterId) {
+        self.starts.push((mode, requester_id));
+    }
+
+    /// Takes the requesters that the background has to start.
+    pub(super) fn take_starts(&mut self) -> SmallVec<[(Mode, WaiterId); 0]> {
+        std::mem::take(&mut self.starts)
     }
 
     pub(super) fn drop_later(&mut self, hold: Option<Arc<H>>) {
@@ -215,7 +227,7 @@ impl<'a, H> CellEvent<'a, H> {
     /// into the deadline queue again. The caller must hold no mutex, since a waker may run any code.
     #[inline]
     pub(super) fn carry_out(self, key: &Key, woken: Woken, schedule: impl FnOnce(Few<Arc<H>>)) {
-        let Self { event: Event { rules, signals, .. }, due, dropped } = self;
+        let Self { event: Event { rules, signals, .. }, due, dropped, .. } = self;
         if signals.is_empty() && due.is_empty() && dropped.is_empty() && woken.is_empty() {
             // Most events have no effects. An empty list owns nothing, and its drop would take time.
             std::mem::forget((signals, due, dropped, woken));

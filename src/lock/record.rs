@@ -520,7 +520,7 @@ impl HoldRecord {
     }
 
     /// Lets a reader join that was waiting in this process when the hold was granted. The reader enters together with
-    /// the leader.
+    /// the first one.
     pub(super) fn join_phase(&mut self, share: Share, event: &mut Event<'_>) -> Option<ShareId> {
         self.look(event);
         let may = self.suits_next(&share, event.now);
@@ -577,8 +577,8 @@ impl HoldRecord {
                 }
             }
             First::Nobody if lost.is_none() && self.cache(share.lease, event) => return ShareRemoved::Kept,
-            // The hold ends. A waiting writer that cannot take the hold asks the server. If the leader of the writers
-            // asks the server already, it came first, and no writer behind it may get the hold.
+            // The hold ends. A waiting writer that cannot take the hold needs a request. A request of the writers that
+            // the server has already came first, so no writer may get the hold.
             _ => {}
         }
         self.phase = Phase::Released;
@@ -621,12 +621,40 @@ impl HoldRecord {
         if self.deadline().since(now) < lease::start(wants, event.max_clock_skew) && !was_renewed {
             return self.await_renewal(waiter_id, (share_id, share), since, now);
         }
+        self.take(share_id, share, now)
+    }
+
+    /// Lets a waiter take its share of a hold whose grant had enough time for it, however much time is left by now.
+    pub(super) fn accept_granted(&mut self, (share_id, share): (ShareId, Share), event: &mut Event<'_>) -> Accepted {
+        self.look(event);
+        match self.state_of(&self.shares.get(share_id.slot), event.now) {
+            HoldState::Lost(_) => Accepted::Over,
+            HoldState::Held | HoldState::Unconfirmed => self.take(share_id, share, event.now),
+        }
+    }
+
+    fn take(&mut self, share_id: ShareId, share: Share, now: Moment) -> Accepted {
         self.shares.replace(share_id.slot, share);
         // A renewal since the hand-off may have covered only the unclaimed share, which ends earlier.
         if self.renewal == RenewalState::Needless && self.needs_renewal() {
             self.plan_renewal(now);
         }
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
+    }
+
+    /// Gives a share that its waiter has not taken to another one.
+    pub(super) fn pass_on(&mut self, share_id: ShareId, share: Share, event: &Event<'_>) {
+        self.shares.replace(share_id.slot, share);
+        if self.needs_renewal() {
+            self.plan_renewal(event.now);
+        }
+        self.note_unclaimed(share_id, event.now);
+    }
+
+    /// Lets a share end early unless its waiter takes it.
+    pub(super) fn note_unclaimed(&mut self, share_id: ShareId, now: Moment) {
+        let share = self.shares.get(share_id.slot);
+        self.shares.replace(share_id.slot, share.as_unclaimed(now));
     }
 
     /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.

@@ -1,7 +1,9 @@
-//! Side of a lock within this process: its waiters, and their *leader*.
+//! Side of a lock within this process: its waiters, its request to the server, and the *requester*, which is the task that
+//! sends the copies of this request.
 //!
-//! Only the leader sends requests to the server. The side keeps the leader's request. So if the leader's future is dropped, or
-//! is not polled, the next waiter continues the request and keeps the place in the server's queue.
+//! The request belongs to the side and to no waiter. The first waiter is served first, whichever copy is granted. The first
+//! copy comes from the task of the waiter that found the side idle, and all others come from a task of the background. If
+//! a requester ends or is not polled, the background starts another one, which keeps the place in the server's queue.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -9,18 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure, Granted};
-use crate::base::backoff::Backoff;
 use crate::base::denied::NamedHolder;
 use crate::base::error::Source;
 use crate::base::in_doubt::InDoubt;
 use crate::base::lease::{Moment, ServerTime};
 use crate::base::mode::Mode;
-use crate::base::reentry::OwnerId;
 use crate::lock::effects::Event;
 use crate::lock::local_waits::LocalWait;
 use crate::lock::shares::ShareRequest;
+use crate::lock::waiters::Waiters;
 
-/// Number of a waiter in its cell. Later waiters have higher numbers.
+/// Number of a waiter in its cell. Later waiters have higher numbers. Requesters have such numbers, too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct WaiterId(pub(super) u64);
 
@@ -40,13 +41,11 @@ pub(crate) struct Pending {
     pub(crate) is_recorded: bool,
     /// True if `close` waits for the request, because a copy is in doubt, or has left a record on the server.
     pub(crate) is_counted: bool,
-    /// Backoff that the leader before has left.
-    pub(crate) backoff: Option<Backoff>,
 }
 
 impl Pending {
     pub(crate) fn new(id: AcquisitionId) -> Self {
-        Self { id, copies: InDoubt::default(), is_recorded: false, is_counted: false, backoff: None }
+        Self { id, copies: InDoubt::default(), is_recorded: false, is_counted: false }
     }
 
     /// Notes the outcome of a copy, and whether it has left a record on the server.
@@ -76,12 +75,10 @@ impl Pending {
     }
 }
 
-/// Next step of a task that has asked the server, after an answer.
+/// Next step of a requester after an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NextStep {
     Take(Granted),
-    /// Ends a try: the one answer was no.
-    EndRefused,
     /// Waits in the server's queue for a notification, and asks again as a heartbeat.
     AwaitTurn {
         retry_in: Duration,
@@ -95,14 +92,10 @@ pub(crate) enum NextStep {
 }
 
 impl NextStep {
-    /// Returns the step after this answer. `recalls_are_over` tells whether the holders that a try has recalled have
-    /// had their time to reply.
-    pub(crate) fn after(acquired: &Acquired, waits: bool, recalls_are_over: impl FnOnce() -> bool) -> Self {
+    /// Returns the step after this answer.
+    pub(crate) fn after(acquired: &Acquired) -> Self {
         match acquired {
             Acquired::Granted(granted) => Self::Take(*granted),
-            // A try waits for nothing but the replies to its recalls.
-            Acquired::Contended { .. } | Acquired::Queued { is_cached: false, .. } if !waits => Self::EndRefused,
-            Acquired::Cached { .. } if !waits && recalls_are_over() => Self::EndRefused,
             Acquired::Contended { retry_in, .. } | Acquired::Cached { retry_in, .. } => {
                 Self::Pause { retry_in: *retry_in }
             }
@@ -116,26 +109,46 @@ impl NextStep {
 #[derive(Clone, Debug)]
 pub(crate) struct SideOutage {
     pub(crate) since: Moment,
-    /// Node and cause of the newest failure, for the errors of those that wait behind the leader.
+    /// Node and cause of the newest failure, for the errors of the waiters.
     pub(crate) source: Option<Source>,
+    /// True after the second failure. The last answer before the first one may be old for another reason than silence,
+    /// such as a machine that was suspended.
+    pub(crate) is_repeated: bool,
 }
 
 /// The cause makes no difference for what happens next.
 impl Hash for SideOutage {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { since, source: _ } = self;
-        since.hash(state);
+        let Self { since, source: _, is_repeated } = self;
+        (since, is_repeated).hash(state);
     }
 }
 
 impl SideOutage {
+    /// Creates the value for the first failure.
+    pub(crate) fn new(since: Moment, source: Option<Source>) -> Self {
+        Self { since, source, is_repeated: false }
+    }
+
+    /// Returns what a waiter has to learn of the outage.
+    pub(crate) fn stage(&self) -> OutageStage {
+        OutageStage { since: self.since, is_repeated: self.is_repeated }
+    }
+
     /// Begins with the earlier one, and has the newer cause.
     fn after(self, earlier: Option<Self>) -> Self {
         match earlier {
-            Some(earlier) => Self { since: earlier.since, source: self.source.or(earlier.source) },
+            Some(earlier) => Self { since: earlier.since, source: self.source.or(earlier.source), is_repeated: true },
             None => self,
         }
     }
+}
+
+/// Begin of an outage, and whether it was confirmed by a second failure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct OutageStage {
+    pub(crate) since: Moment,
+    pub(crate) is_repeated: bool,
 }
 
 /// Last refusal of the server for one side of a lock.
@@ -156,20 +169,51 @@ impl Hash for LastRefusal {
 
 #[derive(Clone, Hash, Debug, Default)]
 pub(super) struct Side {
-    waiters: BTreeMap<WaiterId, Waiter>,
-    leader: Option<Leader>,
-    /// Request that a leader has left for the next one.
+    waiters: Waiters,
+    /// Waiters without a grant, which have not looked yet. The request stays as long as they are here.
+    pub(super) refused: BTreeMap<WaiterId, NoGrant>,
+    requester: Option<SideRequester>,
+    /// Request of the side, from its first copy on.
     pub(super) pending: Option<Pending>,
-    /// Present while the server does not answer the leader.
+    /// Present while the server does not answer the requester.
     pub(super) outage: Option<SideOutage>,
     /// Present from the first refusal on.
     pub(super) refusal: Option<LastRefusal>,
     /// End of the time that recalled processes have to release their cached holds.
     pub(super) recall_until: Option<Moment>,
-    /// True if the leader has had an answer, or none in time.
+    /// Moment until which the server may have a hold or a place of an earlier request of the side, which the background
+    /// withdraws.
+    pub(super) earlier_until: Option<Moment>,
+    /// True if the server has answered the side, or has not answered in time.
     is_answered: bool,
-    /// True if waiters wait for the first answer to the leader.
-    is_first_answer_awaited: bool,
+    /// True if waiters wait for the answer to a copy that is under way.
+    is_answer_awaited: bool,
+}
+
+/// Reason why a waiter ends without a grant.
+#[derive(Clone, Debug)]
+pub(super) enum NoGrant {
+    /// The server has refused a try.
+    Denied,
+    /// A request for this waiter has failed.
+    Failed(Failure),
+}
+
+/// The cause of a failure makes no difference for what happens next.
+impl Hash for NoGrant {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        matches!(self, Self::Denied).hash(state);
+    }
+}
+
+impl NoGrant {
+    /// Returns true if a further copy would have the same result, so that it ends all waiters and not only the tries.
+    fn is_final(&self) -> bool {
+        match self {
+            Self::Denied | Self::Failed(Failure::Unknown { .. } | Failure::NotDone { .. }) => false,
+            Self::Failed(Failure::Refused { .. } | Failure::Broken { .. } | Failure::Unreplicated { .. }) => true,
+        }
+    }
 }
 
 /// First acquisition of a side.
@@ -178,13 +222,13 @@ pub(super) enum First {
     Nobody,
     /// A waiter, with the share that it wants.
     Waits(ShareRequest),
-    /// The leader, which came before all waiters and has a place at the server.
-    Leader,
+    /// The side has a request at the server, which came before.
+    Asks,
 }
 
 /// Start of a wait. Only reports use it, so it makes no difference for what happens next.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WaitStart(pub(super) Moment);
+pub(super) struct WaitStart(Moment);
 
 impl Hash for WaitStart {
     fn hash<H: Hasher>(&self, _state: &mut H) {}
@@ -193,40 +237,83 @@ impl Hash for WaitStart {
 #[derive(Clone, Hash, Debug)]
 pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
+    pub(super) patience: Patience,
     pub(super) since: WaitStart,
+    /// True if its task has carried a stalled requester, and was not polled since. Others are then served first.
+    pub(super) is_stalled: bool,
 }
 
-#[derive(Clone, Hash, Debug)]
-pub(super) struct Leader {
-    pub(super) waiter_id: WaiterId,
-    owner: OwnerId,
-    since: WaitStart,
-    /// A leader that has not been polled by then is stalled.
+impl Waiter {
+    pub(super) fn new(wants: ShareRequest, patience: Patience, now: Moment) -> Self {
+        Self { wants, patience, since: WaitStart(now), is_stalled: false }
+    }
+}
+
+/// Treatment of a lock that others hold.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Patience {
+    Wait,
+    /// The first answer ends it.
+    AskOnce,
+}
+
+/// Task that sends the requests of a side.
+#[derive(Clone, Debug)]
+pub(super) struct SideRequester {
+    pub(super) requester_id: WaiterId,
+    /// Waiter whose own task it is. `None` for a task of the background.
+    pub(super) carried_by: Option<WaiterId>,
+    /// A requester that has not been polled by then is stalled.
     pub(super) poll_deadline: Moment,
-    pub(super) pending: Option<Pending>,
-    /// Last waiter that was here when the leader sent its newest attempt.
+    /// Last waiter that was here when it sent its newest copy.
     pub(super) newest: WaiterId,
+    /// True if it asks without a pause, because a try has come.
+    pub(super) asks_at_once: bool,
+}
+
+/// The number of a requester makes no difference for what happens next.
+impl Hash for SideRequester {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { requester_id: _, carried_by, poll_deadline, newest, asks_at_once } = self;
+        (carried_by, poll_deadline, newest, asks_at_once).hash(state);
+    }
+}
+
+/// Answer for which a waiter at its limit waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Awaits {
+    Nothing,
+    /// The first answer to the side.
+    FirstAnswer,
+    /// The answer to a copy that is under way.
+    Answer,
+}
+
+/// Event for which a requester looks between two copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RequesterSignal {
+    /// No waiter is left, or another task is the requester.
+    Stop,
+    AskAtOnce,
 }
 
 impl Side {
-    pub(super) fn is_idle(&self) -> bool {
-        self.waiters.is_empty() && self.leader.is_none()
+    /// Returns true if nothing of the side is left here.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiters.is_empty() && self.refused.is_empty() && self.requester.is_none() && self.pending.is_none()
     }
 
-    /// Returns the number of waiters, the leader included.
+    /// Returns the number of waiters.
     pub(super) fn len(&self) -> usize {
-        self.waiters.len() + usize::from(self.leader.is_some())
+        self.waiters.len()
     }
 
-    /// Returns the leader and the waiters.
     pub(super) fn local_waits(&self, mode: Mode) -> impl Iterator<Item = LocalWait> {
-        let leader = self.leader.iter().map(|leader| (leader.waiter_id, leader.owner, leader.since));
-        let waiters = self.waiters.iter().map(|(waiter_id, waiter)| (*waiter_id, waiter.wants.owner, waiter.since));
-        leader.chain(waiters).map(move |(waiter_id, owner, since)| LocalWait {
+        self.waiters.iter().map(move |(waiter_id, waiter)| LocalWait {
             number: waiter_id.0,
             mode,
-            owner,
-            since: since.0,
+            owner: waiter.wants.owner,
+            since: waiter.since.0,
         })
     }
 
@@ -234,18 +321,27 @@ impl Side {
         !self.waiters.is_empty()
     }
 
-    pub(super) fn has_leader(&self) -> bool {
-        self.leader.is_some()
+    /// Returns the waiter that is served first.
+    pub(super) fn first_waiter(&self) -> Option<(WaiterId, &Waiter)> {
+        self.waiters.iter().find(|(_, waiter)| !waiter.is_stalled).or_else(|| self.waiters.iter().next())
     }
 
-    /// Returns the acquisition that came first, of the leader and the waiters.
+    /// Records that the task of this waiter is polled. Returns true if it was stalled.
+    pub(super) fn note_waiter_polled(&mut self, waiter_id: WaiterId) -> bool {
+        self.waiters.get_mut(waiter_id).is_some_and(|waiter| std::mem::take(&mut waiter.is_stalled))
+    }
+
+    /// Returns true if one of the waiters is no try.
+    pub(super) fn has_patient_waiter(&self) -> bool {
+        self.waiters.iter().any(|(_, waiter)| waiter.patience == Patience::Wait)
+    }
+
+    /// Returns the acquisition that came first.
     pub(super) fn first(&self) -> First {
-        let waiter = self.waiters.first_key_value();
-        let leader = self.leader.as_ref().map(|leader| leader.waiter_id);
-        match (leader, waiter) {
-            (Some(leader), waiter) if waiter.is_none_or(|(waiter_id, _)| leader < *waiter_id) => First::Leader,
-            (_, Some((_, waiter))) => First::Waits(waiter.wants),
-            (_, None) => First::Nobody,
+        match self.first_waiter() {
+            _ if self.requester.is_some() || self.pending.is_some() => First::Asks,
+            Some((_, waiter)) if !waiter.is_stalled => First::Waits(waiter.wants),
+            Some(_) | None => First::Nobody,
         }
     }
 
@@ -254,74 +350,141 @@ impl Side {
     }
 
     pub(super) fn stop_waiting(&mut self, waiter_id: WaiterId) {
-        self.waiters.remove(&waiter_id);
+        self.waiters.remove(waiter_id);
     }
 
+    /// Removes the waiter that is served first.
     pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter)> {
-        self.waiters.pop_first()
+        let (first, _) = self.first_waiter()?;
+        self.waiters.remove(first)
+    }
+
+    /// Returns true if the task of one of the waiters is polled, as far as is known. The side asks for no others.
+    pub(super) fn has_polled_waiter(&self) -> bool {
+        self.first_waiter().is_some_and(|(_, waiter)| !waiter.is_stalled)
     }
 
     /// Removes the waiters for which `keeps` returns false. The caller wakes them.
-    pub(super) fn retain_waiters(&mut self, mut keeps: impl FnMut(WaiterId, &Waiter) -> bool) {
-        self.waiters.retain(|waiter_id, waiter| keeps(*waiter_id, waiter));
+    pub(super) fn retain_waiters(&mut self, keeps: impl FnMut(WaiterId, &Waiter) -> bool) {
+        self.waiters.retain(keeps);
     }
 
-    /// Removes the waiters up to `newest`, and returns them.
-    pub(super) fn take_waiters_up_to(&mut self, newest: WaiterId) -> BTreeMap<WaiterId, Waiter> {
-        let later = self.waiters.split_off(&WaiterId(newest.0 + 1));
-        std::mem::replace(&mut self.waiters, later)
-    }
-
-    /// Makes a waiter, or a new acquisition, the leader.
-    pub(super) fn lead(&mut self, waiter_id: WaiterId, (owner, since): (OwnerId, WaitStart), event: &Event<'_>) {
-        let (pending, poll_deadline) = (self.pending.take(), event.now.after(event.poll_within));
-        self.leader = Some(Leader { waiter_id, owner, since, poll_deadline, pending, newest: waiter_id });
-        self.is_answered = false;
-    }
-
-    /// Returns the leader, if this waiter is the leader.
-    pub(super) fn leader(&mut self, waiter_id: WaiterId) -> Option<&mut Leader> {
-        self.leader.as_mut().filter(|leader| leader.waiter_id == waiter_id)
-    }
-
-    pub(super) fn take_leader(&mut self, waiter_id: WaiterId) -> Option<Leader> {
-        self.leader.take_if(|leader| leader.waiter_id == waiter_id)
-    }
-
-    /// Returns the moment from which the leader is stalled. `None` if no waiter is behind it.
-    pub(super) fn stalled_at(&self) -> Option<Moment> {
-        self.leader.as_ref().filter(|_| self.has_waiters()).map(|leader| leader.poll_deadline)
-    }
-
-    pub(super) fn take_stalled(&mut self, now: Moment) -> Option<Leader> {
-        if self.stalled_at().is_some_and(|at| at <= now) { self.leader.take() } else { None }
-    }
-
-    /// Makes the first waiter the leader, if there is none.
-    pub(super) fn promote_next(&mut self, event: &mut Event<'_>) -> Option<WaiterId> {
-        if self.leader.is_some() {
-            return None;
-        }
-        let Some((first, waiter)) = self.waiters.pop_first() else {
-            // Without a leader nothing is known of the server.
-            self.outage = None;
-            return None;
+    /// Ends the waiters that were here when the requester sent its newest copy. A refusal that another copy may not have ends
+    /// only the tries.
+    pub(super) fn refuse(&mut self, requester_id: WaiterId, why: &NoGrant, event: &mut Event<'_>) {
+        let Some(newest) = self.requester_of(requester_id).map(|requester| requester.newest) else {
+            return;
         };
-        self.lead(first, (waiter.wants.owner, waiter.since), event);
-        event.wake(first);
-        Some(first)
+        let ends = |waiter: &Waiter| why.is_final() || waiter.patience == Patience::AskOnce;
+        let refused = &mut self.refused;
+        self.waiters.retain(|waiter_id, waiter| {
+            let stays = waiter_id > newest || !ends(waiter);
+            if !stays {
+                refused.insert(waiter_id, why.clone());
+                event.wake(waiter_id);
+            }
+            stays
+        });
+        if !self.has_waiters() {
+            self.end_requests(event);
+        }
     }
 
-    /// Records that the server does not answer, or answers again. `is_of_leader` tells whether the leader has seen that.
-    pub(super) fn on_outage(&mut self, outage: Option<SideOutage>, is_of_leader: bool, event: &mut Event<'_>) {
+    /// Returns the requester.
+    pub(super) fn requester(&self) -> Option<&SideRequester> {
+        self.requester.as_ref()
+    }
+
+    /// Returns the requester, if it has this number.
+    pub(super) fn requester_of(&mut self, requester_id: WaiterId) -> Option<&mut SideRequester> {
+        self.requester.as_mut().filter(|requester| requester.requester_id == requester_id)
+    }
+
+    /// Makes a task the requester.
+    pub(super) fn begin_requests(&mut self, requester_id: WaiterId, carried_by: Option<WaiterId>, event: &Event<'_>) {
+        let poll_deadline = event.now.after(event.poll_within);
+        // A new request has had no answer yet.
+        self.is_answered &= self.pending.is_some();
+        self.requester =
+            Some(SideRequester { requester_id, carried_by, poll_deadline, newest: WaiterId(0), asks_at_once: false });
+    }
+
+    /// Records that this requester asks now, for all waiters that are here. Returns false if it is not the requester any more.
+    pub(super) fn note_asks(&mut self, requester_id: WaiterId, poll_deadline: Moment) -> bool {
+        let newest = self.waiters.last_id().unwrap_or(WaiterId(0));
+        let Some(requester) = self.requester_of(requester_id) else { return false };
+        (requester.poll_deadline, requester.newest, requester.asks_at_once) = (poll_deadline, newest, false);
+        true
+    }
+
+    /// Removes the requester. Its copies under way are in doubt, and it stops when it is polled.
+    pub(super) fn end_requests(&mut self, event: &mut Event<'_>) {
+        if let Some(requester) = self.requester.take() {
+            let arrives_until = event.now.after(event.max_delay);
+            self.pending.iter_mut().for_each(|pending| pending.copies.abandon_all(arrives_until));
+            event.wake(requester.requester_id);
+            self.wake_at_answer(event);
+        }
+    }
+
+    /// Removes the requester and its request, because the first waiter has a share.
+    pub(super) fn on_seated(&mut self, event: &mut Event<'_>) -> Option<Pending> {
+        // A requester that is the task of a waiter has just brought the grant, and waits for nothing.
+        if let Some(requester) = self.requester.take().filter(|requester| requester.carried_by.is_none()) {
+            event.wake(requester.requester_id);
+        }
+        self.outage = None;
+        self.wake_at_answer(event);
+        self.pending.take()
+    }
+
+    /// Wakes the requester if no waiter needs it any more.
+    pub(super) fn stop_without_waiters(&mut self, event: &mut Event<'_>) {
+        if let Some(requester) = self.requester.as_ref().filter(|_| !self.has_polled_waiter()) {
+            event.wake(requester.requester_id);
+        }
+    }
+
+    /// Lets the requester ask without a pause.
+    pub(super) fn ask_at_once(&mut self, event: &mut Event<'_>) {
+        if let Some(requester) = &mut self.requester {
+            requester.asks_at_once = true;
+            event.wake(requester.requester_id);
+        }
+    }
+
+    /// Ends the requester if it was not polled in time.
+    pub(super) fn end_if_stalled(&mut self, event: &mut Event<'_>) {
+        if self.stalled_at().is_none_or(|at| at > event.now) {
+            return;
+        }
+        let carrier = self.requester.as_ref().and_then(|requester| requester.carried_by);
+        if let Some(waiter) = carrier.and_then(|carrier| self.waiters.get_mut(carrier)) {
+            waiter.is_stalled = true;
+        }
+        self.end_requests(event);
+    }
+
+    /// Returns the moment from which the requester is stalled. `None` if no waiter depends on it, except the one whose task
+    /// it is.
+    pub(super) fn stalled_at(&self) -> Option<Moment> {
+        let requester = self.requester.as_ref()?;
+        let depends = |(waiter_id, _)| requester.carried_by != Some(waiter_id);
+        self.waiters.iter().any(depends).then_some(requester.poll_deadline)
+    }
+
+    /// Records that the server does not answer, or answers again. `is_of_requester` tells whether the requester has seen that.
+    pub(super) fn on_outage(&mut self, outage: Option<SideOutage>, is_of_requester: bool, event: &mut Event<'_>) {
         let earlier = self.outage.take();
-        if earlier.is_none() && outage.is_some() && self.has_waiters() {
+        let known = earlier.as_ref().map(SideOutage::stage);
+        self.outage = outage.map(|outage| outage.after(earlier));
+        let is_news = self.outage.as_ref().is_some_and(|outage| Some(outage.stage()) != known);
+        if is_news && self.has_waiters() {
             event.wake_all();
         }
-        self.outage = outage.map(|outage| outage.after(earlier));
-        if is_of_leader {
+        if is_of_requester {
             self.is_answered = true;
-            self.wake_at_first_answer(event);
+            self.wake_at_answer(event);
         }
     }
 
@@ -338,30 +501,28 @@ impl Side {
         }
     }
 
-    pub(super) fn wake_at_first_answer(&mut self, event: &mut Event<'_>) {
-        if std::mem::take(&mut self.is_first_answer_awaited) {
+    pub(super) fn wake_at_answer(&mut self, event: &mut Event<'_>) {
+        if std::mem::take(&mut self.is_answer_awaited) {
             event.wake_all();
         }
     }
 
-    /// Returns true if the leader has had no answer yet, and is not `waiter_id` itself. Then an effect wakes the waiter at the
-    /// first answer.
-    pub(super) fn awaits_first_answer(&mut self, waiter_id: WaiterId) -> bool {
-        let other_asks = self.leader.as_ref().is_some_and(|leader| leader.waiter_id != waiter_id);
-        let awaits = other_asks && !self.is_answered;
-        self.is_first_answer_awaited |= awaits;
+    /// Returns the answer for which a waiter at its limit waits. `will_ask` tells whether the side will send a request.
+    /// Then an effect wakes the waiters at the answer.
+    pub(super) fn awaits(&mut self, will_ask: bool) -> Awaits {
+        let is_asking = self.pending.as_ref().is_some_and(|pending| pending.copies.in_flight() > 0);
+        let may_ask = self.requester.is_some() || will_ask && self.has_waiters();
+        let awaits = match self.is_answered {
+            false if is_asking || may_ask => Awaits::FirstAnswer,
+            true if is_asking => Awaits::Answer,
+            true | false => Awaits::Nothing,
+        };
+        self.is_answer_awaited |= awaits != Awaits::Nothing;
         awaits
     }
 
-    /// Returns true if this waiter waits, and the side has no leader yet. Then an effect wakes the waiter at the first answer.
-    pub(super) fn awaits_leader(&mut self, waiter_id: WaiterId) -> bool {
-        let awaits = self.leader.is_none() && self.waiters.contains_key(&waiter_id);
-        self.is_first_answer_awaited |= awaits;
-        awaits
-    }
-
-    /// Returns true if a request of this side is under way, or left for the next leader.
-    pub(super) fn has_request(&self) -> bool {
-        self.pending.is_some() || self.leader.as_ref().is_some_and(|leader| leader.pending.is_some())
+    /// Forgets what is known of the server, because no waiter is left.
+    pub(super) fn forget_answers(&mut self) {
+        (self.outage, self.is_answered) = (None, false);
     }
 }

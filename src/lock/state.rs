@@ -1,11 +1,11 @@
 //! Complete state of one lock in this process. Each event changes the state and produces effects.
 //!
-//! The readers are one side of the lock, and the writers are the other. On each side one task at a time is the leader
-//! and sends requests to the server. The other tasks of the side wait in this process. So the server sees at most one
-//! joinable hold and one waiter of this process for each side, however many tasks wait. Waiting readers join the hold
-//! that their leader gets. When the guard of a writer is released, the hold goes to the next waiting writer of the
-//! process. While a writer waits, no further reader joins. The server follows the same rule: there, the processes of
-//! both sides wait in one queue.
+//! The readers are one side of the lock, and the writers are the other. Each side has at most one request at the server,
+//! and one task at a time, the requester, sends its copies. All acquisitions of the side wait in this process. So the
+//! server sees at most one joinable hold and one waiter of this process for each side, however many tasks wait. The
+//! first waiter gets the hold that the server grants, and waiting readers join it. When the guard of a writer is
+//! released, the hold goes to the next waiting writer of the process. While a writer waits, no further reader joins.
+//! The server follows the same rule: there, the processes of both sides wait in one queue.
 //!
 //! The state does no I/O. Times, random numbers and the recalls that have arrived are inputs. Tasks have numbers here,
 //! and their wakers are kept beside the state. So a state can be copied, compared by its hash, and explored. `H` is the
@@ -17,30 +17,42 @@ mod holds;
 mod wait_queue;
 mod waiting;
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::attempt::Failure;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::lock::effects::{CellEvent, Event, InRenewalQueue};
 use crate::lock::record::{HoldRecord, Next};
-use crate::lock::shares::ShareId;
-use crate::lock::side::{Pending, Side};
+use crate::lock::shares::{ShareId, ShareRequest};
+use crate::lock::side::{Pending, Side, WaiterId};
 use crate::lock::state::holds::Holds;
 use crate::lock::state::wait_queue::WaitQueue;
+
+pub(crate) use wait_queue::{FirstGrant, HandedShare};
 
 /// Complete state of one lock in this process.
 #[derive(Clone, Hash, Debug)]
 pub(super) struct State<H> {
     /// True if the table of locks has removed this lock. A task that still has the state then begins anew.
     pub(super) is_gone: bool,
-    last_waiter: u64,
+    last_waiter: LastNumber,
     last_hold: u64,
     holds: Holds<H>,
-    /// Waiters and leaders. `None` while there are none, which is the usual case while a lock is held.
+    /// Waiters and requests. `None` while there are none, which is the usual case while a lock is held.
     wait_queue: Option<Box<WaitQueue<H>>>,
-    /// Moment at which the background checks for stalled leaders, or `None` if no check is planned.
+    /// Moment at which the background looks for stalled tasks, or `None` if no look is planned.
     looks_at: Option<Moment>,
+}
+
+/// Last number of a waiter or requester. Later ones are higher, and how much higher makes no difference for what happens next.
+#[derive(Clone, Debug)]
+struct LastNumber(u64);
+
+impl Hash for LastNumber {
+    fn hash<H: Hasher>(&self, _state: &mut H) {}
 }
 
 /// Hold that is granted or shared.
@@ -54,42 +66,78 @@ struct Entry<H> {
     record: HoldRecord,
 }
 
+/// Entry of a new waiter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EnteredWaiter {
+    pub(crate) waiter_id: WaiterId,
+    /// Present if the task of the waiter is the requester of its side.
+    pub(crate) requester_id: Option<WaiterId>,
+}
+
+/// Terms of the next copy of a side's request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestTerms {
+    /// Share that the first waiter wants.
+    pub(crate) wants: ShareRequest,
+    /// True if one of the waiters is no try.
+    pub(crate) waits: bool,
+    /// True if the server may have a place of the request in its queue.
+    pub(crate) is_recorded: bool,
+}
+
+impl RequestTerms {
+    /// Returns the lease to request.
+    pub(crate) fn lease(&self) -> Duration {
+        self.wants.lease.min(self.wants.max_hold)
+    }
+}
+
 /// Parts of a waiter's entry that the caller has to handle when the waiter leaves.
 #[derive(Debug)]
 pub(crate) struct LeftEntry<H> {
-    /// Request under way, if no other waiter continues it.
+    /// Request of the side, if no other waiter needs it.
     pub(crate) pending: Option<Pending>,
+    /// True if the background has sent its newest copy.
+    pub(crate) by_background: bool,
     /// Share that the waiter had been given and had not taken.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
-    /// True if the next waiter continues the request.
-    pub(crate) goes_on: bool,
+    /// Moment until which the server may have a hold or a place of an earlier request of the side.
+    pub(crate) earlier_until: Option<Moment>,
 }
 
 /// Result of a grant.
 #[derive(Debug)]
 pub(crate) enum GrantOutcome<H> {
-    /// The grant is a hold now.
-    Hold(Arc<H>, ShareId),
+    /// The grant is a hold now. The share is present if the first waiter is the one whose task is the requester, and if
+    /// it may take the share at once.
+    Hold(Arc<H>, Option<ShareId>),
     /// The grant is over already.
     Over,
-    /// Another task is the leader by now, and will find the grant on the server.
+    /// Another task is the requester by now, and will find the grant on the server. Or no waiter is left.
     NotMine,
 }
 
 /// Reason to wake a waiter.
 #[derive(Debug)]
 pub(crate) enum WakeReason<H> {
-    /// The waiter may send a request to the server.
-    Ask,
     /// The waiter has the lock.
-    Handed(Arc<H>, ShareId),
-    /// A request that the leader sent for this waiter too has failed.
+    Handed(HandedShare<H>),
+    /// The server has refused this try.
+    Denied,
+    /// A request for this waiter has failed.
     Failed(Failure),
 }
 
 impl<H> Default for State<H> {
     fn default() -> Self {
-        Self { is_gone: false, last_waiter: 0, last_hold: 0, holds: Holds::default(), wait_queue: None, looks_at: None }
+        Self {
+            is_gone: false,
+            last_waiter: LastNumber(0),
+            last_hold: 0,
+            holds: Holds::default(),
+            wait_queue: None,
+            looks_at: None,
+        }
     }
 }
 
@@ -120,12 +168,12 @@ impl<H: InRenewalQueue> Entry<H> {
 }
 
 impl<H: InRenewalQueue> State<H> {
-    /// Returns the number of local waiters and leaders.
+    /// Returns the number of local waiters.
     pub(super) fn waiting(&self) -> usize {
         self.wait_queue.as_deref().map_or(0, WaitQueue::len)
     }
 
-    /// Returns the queue of waiters and leaders. Creates an empty queue if there is none.
+    /// Returns the queue of waiters. Creates an empty queue if there is none.
     fn wait_queue(&mut self) -> &mut WaitQueue<H> {
         self.wait_queue.get_or_insert_default()
     }
@@ -134,14 +182,9 @@ impl<H: InRenewalQueue> State<H> {
         self.wait_queue().side_mut(mode)
     }
 
-    /// Returns true if a writer of this process waits here or asks the server.
+    /// Returns true if a writer of this process waits here.
     pub(super) fn writer_waits(&self) -> bool {
-        self.wait_queue.as_deref().is_some_and(|wait_queue| !wait_queue.writes.is_idle())
-    }
-
-    /// Returns true if a request of this side is under way, or left for the next leader.
-    pub(super) fn has_request(&self, mode: Mode) -> bool {
-        self.wait_queue.as_deref().is_some_and(|wait_queue| wait_queue.side(mode).has_request())
+        self.wait_queue.as_deref().is_some_and(|wait_queue| wait_queue.writes.has_polled_waiter())
     }
 
     fn listed_holds(&self) -> impl Iterator<Item = &Entry<H>> {
@@ -158,37 +201,46 @@ impl<H: InRenewalQueue> State<H> {
         self.listed_holds().any(|entry| entry.record.mode() == Mode::Write)
     }
 
-    /// Returns true if the first waiter of this side may ask the server. While this process has a write hold, a waiting
-    /// writer does not ask, because the hold may be handed off to it.
+    /// Returns true if this side may ask the server. While this process has a write hold, it does not ask for waiting
+    /// writers, because the hold may be handed off to them.
     fn may_ask(&self, mode: Mode) -> bool {
         mode == Mode::Read || !self.holds_write()
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.listed_holds().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_idle)
+        self.listed_holds().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_empty)
     }
 
-    /// Makes the first waiter of a side its leader, if the side has no leader. A leader may send requests to the
-    /// server.
+    /// Starts a requester for each side whose waiters need one.
     pub(super) fn advance(&mut self, event: &mut CellEvent<'_, H>) {
-        let may_write = self.may_ask(Mode::Write);
-        let Some(wait_queue) = self.wait_queue.as_deref_mut() else {
+        let Some(wait_queue) = self.wait_queue.as_deref() else {
             return;
         };
-        wait_queue.reads.promote_next(event);
-        if may_write {
-            wait_queue.writes.promote_next(event);
-        }
         if wait_queue.is_empty() {
             self.wait_queue = None;
+            return;
+        }
+        for mode in [Mode::Read, Mode::Write] {
+            let may_ask = self.may_ask(mode);
+            let side = self.side(mode);
+            if side.requester().is_some() {
+                continue;
+            }
+            if !side.has_waiters() {
+                side.forget_answers();
+            } else if may_ask && side.has_polled_waiter() {
+                let requester_id = self.waiter_id();
+                self.side(mode).begin_requests(requester_id, None, event);
+                event.start_requester(mode, requester_id);
+            }
         }
     }
 
-    /// Returns the moment at which the background has to check for stalled leaders, if that is sooner than planned.
+    /// Returns the moment at which the background has to look for stalled tasks, if that is sooner than planned.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
         let wait_queue = self.wait_queue.as_deref()?;
         let writer = wait_queue.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
-        let at = [wait_queue.reads.stalled_at(), writer].into_iter().flatten().min()?;
+        let at = [wait_queue.reads.stalled_at(), writer, wait_queue.pass_on_at()].into_iter().flatten().min()?;
         let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
         sooner.then(|| *self.looks_at.insert(at))
     }

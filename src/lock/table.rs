@@ -18,8 +18,8 @@ use crate::lock::effects::{InRenewalQueue, Rules};
 use crate::lock::hold::{Hold, NewHold};
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::LastRefusal;
-use crate::lock::wait::WaitEntry;
+use crate::lock::side::{LastRefusal, WaiterId};
+use crate::lock::wait::{RequesterEntry, WaitEntry};
 
 /// Number of shards, a power of two. It is larger than the number of parallel threads on most machines.
 pub(crate) const SHARDS: usize = 64;
@@ -159,22 +159,20 @@ impl Table {
         cell.ask_heard(|state, heard| state.take_cached(wants, heard, now))
     }
 
-    /// Adds a waiter to one side of the lock `key`. The waiter becomes the leader at once if it is the first one and
-    /// the side has no leader. A leader that is not polled again within `Rules::poll_within` may lose this role to the next
-    /// waiter.
+    /// Adds a waiter to one side of the lock `key`. Its task becomes the requester of the side if the side has no request.
+    /// A requester that is not polled again within `Rules::poll_within` is replaced.
     pub(crate) fn enter(self: &Arc<Self>, key: &Arc<Key>, mode: Mode, wants: ShareRequest, now: Moment) -> WaitEntry {
         loop {
             let cell = self.cell(key);
             let entered =
                 cell.event(now, |state, event| (!state.is_gone).then(|| state.enter(mode, None, wants, event)));
-            if let Some((waiter_id, waits)) = entered {
-                return WaitEntry::new(cell, mode, waiter_id, waits);
+            if let Some(entered) = entered {
+                return WaitEntry::new(cell, mode, entered);
             }
         }
     }
 
-    /// Adds an acquisition that does not wait. Returns `None` if a hold or a waiter of this process prevents it. A
-    /// leader of the same side does not prevent it: then both send requests to the server.
+    /// Adds an acquisition that does not wait. Returns `None` if a hold or a waiter of this process prevents it.
     pub(crate) fn try_enter(
         self: &Arc<Self>,
         key: &Arc<Key>,
@@ -186,8 +184,7 @@ impl Table {
             let cell = self.cell(key);
             let entered = cell.event(now, |state, event| (!state.is_gone).then(|| state.try_enter(mode, wants, event)));
             if let Some(entered) = entered {
-                let (waiter_id, waits) = entered?;
-                return Some(WaitEntry::new(cell, mode, waiter_id, waits));
+                return Some(WaitEntry::new(cell, mode, entered?));
             }
         }
     }
@@ -289,6 +286,10 @@ impl Surroundings<Hold> for Table {
 
     fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
         self.deadlines.look_at(cell, at);
+    }
+
+    fn start_requester(&self, cell: &Arc<Cell<Hold>>, mode: Mode, requester_id: WaiterId) {
+        self.deadlines.start_requester(RequesterEntry::new(Arc::clone(cell), mode, requester_id));
     }
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {

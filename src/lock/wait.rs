@@ -1,24 +1,21 @@
-//! Handle of a waiter or leader of one side of a lock.
+//! Handles of the waiters and of the requester of one side of a lock.
 
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Attempt, Failure};
-use crate::base::backoff::Backoff;
 use crate::base::key::Key;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Recalls};
 use crate::base::reentry::OwnerId;
-use crate::lock::cell::{Beside, Cell};
-use crate::lock::effects::InRenewalQueue;
+use crate::lock::cell::Cell;
 use crate::lock::hold::{Hold, NewHold};
-use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{LastRefusal, Pending, SideOutage, WaiterId};
-use crate::lock::state;
+use crate::lock::shares::ShareRequest;
+use crate::lock::side::{Awaits, LastRefusal, OutageStage, Pending, RequesterSignal, SideOutage, WaiterId};
+use crate::lock::state::{self, EnteredWaiter, RequestTerms};
 
-pub(crate) use crate::lock::cell::Notifications;
+pub(crate) use crate::lock::state::FirstGrant;
 
 /// Reason for which a waiter is woken.
 pub(crate) type Wake = state::WakeReason<Hold>;
@@ -26,6 +23,8 @@ pub(crate) type Wake = state::WakeReason<Hold>;
 pub(crate) type Installed = state::GrantOutcome<Hold>;
 /// Request and share that a waiter leaves when it gives up its entry.
 pub(crate) type Leaving = state::LeftEntry<Hold>;
+/// Share that a waiter has not taken yet.
+pub(crate) type Handed = state::HandedShare<Hold>;
 
 /// Receiver of the recalls of one lock. When the cell is gone, the process caches no hold of the lock.
 #[derive(Debug)]
@@ -54,20 +53,17 @@ pub(crate) struct WaitEntry {
     cell: Arc<Cell<Hold>>,
     mode: Mode,
     waiter_id: WaiterId,
-    /// False if it was the leader from the start, or was woken.
-    waits: bool,
+    /// Present if the task of the acquisition is the requester of its side, and has not begun yet.
+    requester_id: Option<WaiterId>,
 }
 
 /// Copy of a request that the caller sends now.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) id: AcquisitionId,
-    /// Backoff that the leader before has left.
-    pub(crate) backoff: Option<Backoff>,
+    pub(crate) terms: RequestTerms,
     /// True for the first copy, from which on `close` waits for the request.
     pub(crate) is_first: bool,
-    /// True if other acquisitions wait behind it.
-    pub(crate) is_waited_for: bool,
 }
 
 /// Side of a lock, as one of its waiters sees it.
@@ -75,30 +71,29 @@ pub(crate) struct Begun {
 pub(crate) struct WaiterSide {
     cell: Arc<Cell<Hold>>,
     mode: Mode,
-    waiter_id: WaiterId,
 }
 
 impl WaiterSide {
-    /// Returns true if this waiter waits for the first answer to its leader. Then its task is woken when the leader has had
-    /// an answer, or none in time.
-    pub(crate) fn awaits_first_answer(&self) -> bool {
-        self.cell.ask(|state| state.awaits_first_answer(self.mode, self.waiter_id))
+    /// Returns the answer for which a waiter at its limit waits. Its task is woken when there is an answer, or none in time.
+    pub(crate) fn awaits(&self) -> Awaits {
+        self.cell.ask(|state| state.awaits(self.mode))
     }
 
-    /// Returns the outage, while the server does not answer the leader of this side.
+    /// Returns the outage, while the server does not answer the requester of this side.
     pub(crate) fn outage(&self) -> Option<SideOutage> {
-        self.cell.ask(|state| state.side(self.mode).outage.clone())
+        self.cell.ask(|state| state.present_side(self.mode)?.outage.clone())
     }
 
     /// Returns until when recalled processes may release their cached holds, if this side has recalled any.
     pub(crate) fn recall_until(&self) -> Option<Moment> {
-        self.cell.ask(|state| state.side(self.mode).recall_until)
+        self.cell.ask(|state| state.present_side(self.mode)?.recall_until)
     }
 }
 
 impl WaitEntry {
-    pub(super) fn new(cell: Arc<Cell<Hold>>, mode: Mode, waiter_id: WaiterId, waits: bool) -> Self {
-        Self { cell, mode, waiter_id, waits }
+    pub(super) fn new(cell: Arc<Cell<Hold>>, mode: Mode, entered: EnteredWaiter) -> Self {
+        let EnteredWaiter { waiter_id, requester_id } = entered;
+        Self { cell, mode, waiter_id, requester_id }
     }
 
     /// Returns the key that all waiters of the lock share.
@@ -115,35 +110,44 @@ impl WaitEntry {
         self.waiter_id
     }
 
-    /// Returns true if it was the leader when it last looked.
-    pub(crate) fn is_leader(&self) -> bool {
-        !self.waits
+    /// Returns true if the task of this waiter has to send the first copy of a request.
+    pub(crate) fn is_requester(&self) -> bool {
+        self.requester_id.is_some()
+    }
+
+    /// Returns the requester, if the task of this waiter has to send the first copy of a request. Later calls return `None`.
+    pub(crate) fn take_requester(&mut self) -> Option<RequesterEntry> {
+        let requester_id = self.requester_id.take()?;
+        Some(RequesterEntry::new(Arc::clone(&self.cell), self.mode, requester_id))
     }
 
     pub(crate) fn side(&self) -> WaiterSide {
-        WaiterSide { cell: Arc::clone(&self.cell), mode: self.mode, waiter_id: self.waiter_id }
+        WaiterSide { cell: Arc::clone(&self.cell), mode: self.mode }
     }
 
-    /// Is ready when this waiter is woken, or with `None` when the server does not answer the leader. An outage that began at
-    /// `known` is no reason.
-    pub(crate) fn poll_wake(&mut self, known: Option<Moment>, cx: &Context<'_>) -> Poll<Option<Wake>> {
-        if !self.waits {
-            return Poll::Ready(Some(Wake::Ask));
-        }
-        let wake =
-            self.cell.poll_waiter(self.waiter_id, cx, |state| match state.take_signal(self.mode, self.waiter_id) {
+    /// Is ready when this waiter is woken, or with `None` when the server does not answer the requester. A stage of an outage
+    /// that is `known` is no reason.
+    pub(crate) fn poll_wake(&self, known: Option<OutageStage>, cx: &Context<'_>) -> Poll<Option<Wake>> {
+        let mut was_stalled = false;
+        let wake = self.cell.poll_waiter(self.waiter_id, cx, |state| {
+            was_stalled = state.note_waiter_polled(self.mode, self.waiter_id);
+            match state.take_signal(self.mode, self.waiter_id) {
                 Some(wake) => Some(Some(wake)),
                 None => {
-                    let outage = state.side(self.mode).outage.as_ref();
-                    outage.is_some_and(|outage| known != Some(outage.since)).then_some(None)
+                    let outage = state.present_side(self.mode).and_then(|side| side.outage.as_ref());
+                    outage.is_some_and(|outage| known != Some(outage.stage())).then_some(None)
                 }
-            });
-        self.waits = !matches!(wake, Poll::Ready(Some(_)));
+            }
+        });
+        if was_stalled {
+            // Starts a requester, if the side has none.
+            self.cell.event(self.cell.rules().clock.now(), |_, _| ());
+        }
         wake
     }
 
     #[cfg(all(test, feature = "_testing"))]
-    pub(super) async fn woken(&mut self, known: Option<Moment>) -> Option<Wake> {
+    pub(super) async fn woken(&self, known: Option<OutageStage>) -> Option<Wake> {
         std::future::poll_fn(|cx| self.poll_wake(known, cx)).await
     }
 
@@ -153,8 +157,70 @@ impl WaitEntry {
         let entered = self
             .cell
             .event(now, |state, event| (!state.is_gone).then(|| state.enter(mode, Some(waiter_id), wants, event)));
-        self.waits = entered.is_some_and(|(_, waits)| waits);
+        self.requester_id = entered.and_then(|entered| entered.requester_id);
         entered.is_some()
+    }
+
+    /// Returns true if it waits for a guard of `owner`.
+    pub(crate) fn waits_for(&self, owner: OwnerId, now: Moment) -> bool {
+        self.cell.quietly_at(now, |state, event| state.held_by(owner, event)).is_some()
+    }
+
+    /// Records that the server does not answer a renewal for which this waiter waits, or answers again.
+    pub(crate) fn on_outage(&self, outage: Option<SideOutage>) {
+        self.cell.quietly(|state, event| state.on_outage(self.mode, self.waiter_id, outage, event));
+    }
+
+    /// Removes the entry. The last waiter of a side gets its request, to withdraw it.
+    pub(crate) fn leave(self, now: Moment) -> Leaving {
+        let (leaving, waker) = self.cell.event_beside(now, |state, event, beside| {
+            let leaving = state.leave(self.mode, self.waiter_id, event);
+            (leaving, beside.as_mut().and_then(|beside| beside.forget(self.waiter_id)))
+        });
+        // The drop of a waker may run any code, so it comes when the mutex is free.
+        drop(waker);
+        leaving
+    }
+}
+
+/// Entry of a requester in its cell. The requester must [end](RequesterEntry::end) it.
+#[derive(Clone, Debug)]
+pub(crate) struct RequesterEntry {
+    cell: Arc<Cell<Hold>>,
+    mode: Mode,
+    requester_id: WaiterId,
+}
+
+impl RequesterEntry {
+    pub(super) fn new(cell: Arc<Cell<Hold>>, mode: Mode, requester_id: WaiterId) -> Self {
+        Self { cell, mode, requester_id }
+    }
+
+    pub(crate) fn key(&self) -> &Arc<Key> {
+        self.cell.key()
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Is ready when this requester has something to do before its next copy is due.
+    pub(crate) fn poll_signal(&self, cx: &Context<'_>) -> Poll<RequesterSignal> {
+        self.cell.poll_waiter(self.requester_id, cx, |state| state.requester_signal(self.mode, self.requester_id))
+    }
+
+    /// Is ready when no waiter needs the answer to the copy under way.
+    pub(crate) fn poll_stop(&self, cx: &Context<'_>) -> Poll<()> {
+        self.cell.poll_waiter(self.requester_id, cx, |state| {
+            let signal = state.requester_signal(self.mode, self.requester_id);
+            (signal == Some(RequesterSignal::Stop)).then_some(())
+        })
+    }
+
+    /// Records that a task of the background sends the further copies. Returns false if another task is the requester.
+    pub(crate) fn move_to_background(&self) -> bool {
+        let now = self.cell.rules().clock.now();
+        self.cell.event(now, |state, _| state.move_requester(self.mode, self.requester_id))
     }
 
     /// Returns the receiver of the recalls of this lock. If the cell has none, `listen` creates it.
@@ -164,8 +230,13 @@ impl WaitEntry {
     }
 
     /// Joins a read hold of this process, if there is one that may be joined and no writer of the process waits.
-    pub(crate) fn join(&self, wants: ShareRequest, now: Moment) -> Option<(Arc<Hold>, ShareId)> {
-        self.cell.ask_heard(|state, heard| state.join(wants, heard, now))
+    pub(crate) fn join(&self, wants: ShareRequest, now: Moment) -> Option<Handed> {
+        self.cell.ask_heard(|state, heard| state.join_unclaimed(wants, heard, now))
+    }
+
+    /// Returns the share that the first waiter wants, if this is still the requester.
+    pub(crate) fn wants(&self) -> Option<ShareRequest> {
+        self.cell.ask(|state| state.wants_of(self.mode, self.requester_id))
     }
 
     /// Returns the last token of the lock that this process has had.
@@ -178,46 +249,41 @@ impl WaitEntry {
         self.cell.ask(|state| state.to_recheck())
     }
 
-    /// Ends the cached holds that exclude this waiter, and returns them. The caller sends their releases.
+    /// Ends the cached holds that exclude this side, and returns them. The caller sends their releases.
     pub(crate) fn end_cached(&self) -> Vec<Arc<Hold>> {
         self.cell.quietly(|state, event| state.end_cached(self.mode, event))
     }
 
-    /// Returns true if it waits for a guard of `owner`.
-    pub(crate) fn waits_for(&self, owner: OwnerId, now: Moment) -> bool {
-        self.cell.quietly_at(now, |state, event| state.held_by(owner, event)).is_some()
-    }
-
-    /// Returns the moment by which a leader that is polled now must be polled again.
+    /// Returns the moment by which a requester that is polled now must be polled again.
     fn poll_deadline(&self, now: Moment) -> Moment {
         now.after(self.cell.rules().poll_within)
     }
 
-    /// Records that this leader is polled. Returns false if it is not the leader any more.
+    /// Records that this requester is polled. Returns false if another task is the requester.
     pub(crate) fn note_polled(&self, now: Moment) -> bool {
         let poll_deadline = self.poll_deadline(now);
-        self.cell.ask(|state| state.note_polled(self.mode, self.waiter_id, poll_deadline))
+        self.cell.ask(|state| state.note_polled(self.mode, self.requester_id, poll_deadline))
     }
 
-    /// Begins a copy of the request in progress, or of the one that `begin` makes. The copy asks for this lease. Returns `None`
-    /// if this waiter is not the leader any more.
-    pub(crate) fn begin_attempt(&self, lease: Duration, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
+    /// Records that this requester asks the server now. Returns false if another task is the requester.
+    pub(crate) fn note_asks(&self, now: Moment) -> bool {
+        let poll_deadline = self.poll_deadline(now);
+        self.cell.ask(|state| state.note_asks(self.mode, self.requester_id, poll_deadline))
+    }
+
+    /// Begins a copy of the side's request, or of the one that `begin` makes. Returns `None` if no waiter is left, or if another
+    /// task is the requester.
+    pub(crate) fn begin_attempt(&self, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
         let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| {
-            let pending = state.begin_attempt(self.mode, self.waiter_id, poll_deadline, begin)?;
+            let (pending, terms) = state.begin_attempt(self.mode, self.requester_id, poll_deadline, begin)?;
             let is_first = !std::mem::replace(&mut pending.is_counted, true);
-            pending.copies.ask_for(lease);
-            let (id, backoff) = (pending.id.clone(), pending.backoff.take());
-            Some(Begun { id, backoff, is_first, is_waited_for: state.side(self.mode).has_waiters() })
+            pending.copies.ask_for(terms.lease());
+            Some(Begun { id: pending.id.clone(), terms, is_first })
         })
     }
 
-    /// Returns the notifications that the leader before has left.
-    pub(crate) fn take_left(&self) -> Option<Notifications> {
-        self.cell.take_left(self.mode)
-    }
-
-    /// Applies the outcome of a copy. Returns the value of `over`, or `None` if this waiter is not the leader any more.
+    /// Applies the outcome of a copy. Returns the value of `over`, or `None` if another task is the requester.
     pub(crate) fn end_attempt<T>(
         &self,
         attempt: &Attempt<Acquired>,
@@ -226,20 +292,26 @@ impl WaitEntry {
     ) -> Option<T> {
         let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| {
-            let pending = state.end_attempt(self.mode, self.waiter_id, poll_deadline)?;
+            let pending = state.end_attempt(self.mode, self.requester_id, poll_deadline)?;
             pending.note_attempt(attempt);
             Some(over(pending))
         })
     }
 
-    /// Records that the server does not answer this leader, or answers again.
+    /// Records that the server does not answer this requester, or answers again.
     pub(crate) fn on_outage(&self, outage: Option<SideOutage>) {
-        self.cell.quietly(|state, event| state.on_outage(self.mode, self.waiter_id, outage, event));
+        self.cell.quietly(|state, event| state.on_outage(self.mode, self.requester_id, outage, event));
     }
 
-    /// Fails all waiters that waited behind this leader when it sent its newest attempt, because the attempt was for them too.
-    pub(crate) fn fail_waiters(&self, failure: &Failure) {
-        self.cell.quietly(|state, event| state.fail_waiters(self.mode, self.waiter_id, failure, event));
+    /// Ends the tries that were here when the newest copy was sent.
+    pub(crate) fn deny_tries(&self, now: Moment) {
+        self.cell.event(now, |state, event| state.deny_tries(self.mode, self.requester_id, event));
+    }
+
+    /// Fails the waiters that were here when the newest copy was sent, because the copy was for them too. A failure that
+    /// another copy may not have fails only the tries.
+    pub(crate) fn fail_waiters(&self, failure: Failure, now: Moment) {
+        self.cell.event(now, |state, event| state.fail_waiters(self.mode, self.requester_id, failure, event));
     }
 
     /// Records until when recalled processes may release their cached holds.
@@ -252,59 +324,42 @@ impl WaitEntry {
         self.cell.ask(|state| state.side(self.mode).refusal = Some(refusal));
     }
 
-    /// Returns when the server last refused this side of the lock.
-    pub(crate) fn refused_at(&self) -> Option<Moment> {
-        self.cell.ask(|state| state.side(self.mode).refusal.as_ref().map(|refusal| refusal.at))
-    }
-
     /// Records that a guard uses a hold that the last refusal has taken for one that may only be cached.
     pub(crate) fn note_in_use(&self) {
         self.cell.ask(|state| state.side(self.mode).note_in_use());
     }
 
-    /// Returns true if the server may have a record of the request of this waiter.
-    pub(crate) fn has_traces(&self) -> bool {
-        self.cell.ask(|state| match state.pending(self.mode, self.waiter_id) {
-            Some(Some(pending)) => !pending.is_unknown_to_server(),
-            Some(None) | None => false,
-        })
+    /// Records until when the server may have something of an earlier request of the side.
+    pub(crate) fn note_earlier(&self, until: Option<Moment>) {
+        self.cell.ask(|state| state.note_earlier(self.mode, until));
     }
 
     /// Takes the request out of the cell, for its withdrawal.
     pub(crate) fn give_up_pending(&self) -> Option<Pending> {
-        self.cell.ask(|state| state.give_up_pending(self.mode, self.waiter_id))
+        self.cell.ask(|state| state.give_up_pending(self.mode, self.requester_id))
     }
 
-    /// Turns a grant into a hold. Returns the request too, which the caller drops.
+    /// Turns a grant into a hold of the first waiter. Returns the request too, which the caller drops.
     pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>) {
         let can_be_cached = granted.cache.is_some();
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting, can_be_cached));
-        self.cell.event(now, |state, event| state.on_grant(make, self.waiter_id, granted, event))
+        self.cell.event(now, |state, event| state.on_grant(make, self.requester_id, granted, event))
     }
 
-    /// Records that this waiter has a share of an older hold. Returns its request, which the caller withdraws.
-    pub(crate) fn on_seated(&self, hold: &Hold, now: Moment) -> Option<Pending> {
-        self.cell.event(now, |state, event| state.on_seated(self.mode, self.waiter_id, hold.number(), event))
+    /// Gives the first waiter the share of an older hold. Returns the request of the side, which the caller withdraws, or the
+    /// share if no waiter takes it.
+    pub(crate) fn on_joined(&self, handed: Handed, now: Moment) -> Result<Option<Pending>, Handed> {
+        self.cell.event(now, |state, event| state.on_joined(self.mode, self.requester_id, handed, event))
     }
 
-    /// Removes the entry. The next waiter continues the request, if there is one that may.
-    pub(crate) fn leave(self, notifications: Notifications, backoff: Backoff, now: Moment) -> Leaving {
-        let (leaving, needless) = self.cell.event_beside(now, |state, event, beside| {
-            let leaving = state.leave(self.mode, self.waiter_id, backoff, event);
-            let waker = beside.as_mut().and_then(|beside| beside.forget(self.waiter_id));
-            let needless = if leaving.goes_on { self.hand_on(notifications, beside) } else { Some(notifications) };
-            (leaving, (waker, needless))
+    /// Ends the requester. Returns the request if no waiter needs it, and the caller withdraws it. Otherwise the background
+    /// starts another requester.
+    pub(crate) fn end(&self, now: Moment) -> Option<Pending> {
+        let (pending, waker) = self.cell.event_beside(now, |state, event, beside| {
+            let pending = state.end_requester(self.mode, self.requester_id, event);
+            (pending, beside.as_mut().and_then(|beside| beside.forget(self.requester_id)))
         });
-        // The end of a subscription wakes tasks, so it comes when the mutex is free.
-        drop(needless);
-        leaving
-    }
-
-    /// Leaves the notifications to the next leader, unless those of an earlier one are still there.
-    fn hand_on(&self, notifications: Notifications, beside: &mut Option<Box<Beside>>) -> Option<Notifications> {
-        match beside.get_or_insert_default().notifications(self.mode) {
-            Some(_) => Some(notifications),
-            left => left.replace(notifications),
-        }
+        drop(waker);
+        pending
     }
 }

@@ -119,6 +119,7 @@ impl AloneScene {
         }
         steps.extend(process.holding().map(|task| vec![Told::Release { task }]));
         steps.extend(process.pausing().map(|task| vec![Told::Retry { task }]));
+        steps.extend(process.pausing_sides().map(|mode| vec![Told::AskAgain { mode }]));
         steps.extend(effects(process));
         steps
     }
@@ -321,11 +322,11 @@ const FOUR: [&[Mode]; 4] = [
 fn four_tasks_alone_hold_against_every_answer() {
     for modes in FOUR {
         AloneScene { modes, ..WAITERS }.holds(2_600);
-        AloneScene { modes, has_queue: false, ..WAITERS }.holds(1_900);
+        AloneScene { modes, has_queue: false, ..WAITERS }.holds(1_500);
     }
     AloneScene { modes: &[Read, Write], ticks: 4, ..WAITERS }.holds(2_100);
     AloneScene { modes: &[Write, Write], ticks: 4, faults: 1, ..WAITERS }.holds(8_200);
-    AloneScene { modes: &[Read, Write], ..ALL_ANSWERS }.holds(1_600);
+    AloneScene { modes: &[Read, Write], ..ALL_ANSWERS }.holds(1_100);
     AloneScene { modes: FOUR[0], ticks: 1, ..WAITERS }.holds(23_000);
 }
 

@@ -419,6 +419,7 @@ impl Explorer<'_> {
             state.awake().for_each(|task| tell(Told::FallAsleep { task }));
         }
         state.pausing().for_each(|task| tell(Told::Retry { task }));
+        state.pausing_sides().for_each(|mode| tell(Told::AskAgain { mode }));
         for task in state.holding() {
             tell(Told::Release { task });
             if world.faults.conversions > 0 {

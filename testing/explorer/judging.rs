@@ -106,7 +106,7 @@ impl Explorer<'_> {
         }
         self.leave_all(world)?;
         self.hear_all(world)?;
-        let asks = |(process, waiter): &(u8, WaiterId)| self.of(world, *process).still_asks(*waiter);
+        let asks = |(process, waiter): &(u8, WaiterId)| self.of(world, *process).still_waits(*waiter);
         Ok(!waited.iter().all(asks))
     }
 

@@ -1,6 +1,6 @@
 //! Process of the exploration: the state of the lock as it ships, and a driver that does with it what the engine does.
 //! The driver sends requests, applies answers, and releases what is over. The state makes all decisions about holds,
-//! waiters, leaders and shares.
+//! waiters, requesters and shares.
 //!
 //! A process is a value. The exploration computes each step of a process once, and remembers it.
 #![allow(unreachable_pub)] // the module is private to the tests
@@ -13,6 +13,8 @@ mod blunder;
 mod caching;
 #[path = "process/conversions.rs"]
 mod conversions;
+#[path = "process/requesters.rs"]
+mod requesters;
 #[path = "process/tasks.rs"]
 mod tasks;
 #[path = "process/threads.rs"]
@@ -25,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::attempt::{Acquired, AcquisitionId, Answered, Attempt, Failure, Granted, NodeId};
-use crate::base::backoff::{Backoff, Jitter};
+use crate::base::backoff::Jitter;
 use crate::base::clock::Clock;
 use crate::base::error::LossReason;
 use crate::base::in_doubt::InDoubt;
@@ -42,8 +44,8 @@ use crate::lock::record::{
     ShareRemoved,
 };
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{NextStep, Pending, SideOutage, WaiterId};
-use crate::lock::state::{GrantOutcome, State, WakeReason};
+use crate::lock::side::{NextStep, Pending, RequesterSignal, SideOutage, WaiterId};
+use crate::lock::state::{GrantOutcome, HandedShare, State, WakeReason};
 
 pub use blunder::Blunder;
 pub use threads::AwaitedAnswer;
@@ -112,9 +114,13 @@ pub enum Told {
     Unreachable {
         copy: u8,
     },
-    /// The pause of a task is over before the next tick.
+    /// The pause of a task that converts is over before the next tick.
     Retry {
         task: u8,
+    },
+    /// The pause of the requester of a side is over before the next tick.
+    AskAgain {
+        mode: Mode,
     },
     /// The server says that it has granted the lock, or that the waiter is to ask again.
     Notice {
@@ -249,7 +255,6 @@ pub enum Broken {
 enum Stage {
     /// Waits in the process. True if it was woken.
     Waits(bool),
-    Asks(Ask),
     /// Has a share with too little time left.
     Accepts {
         hold: u64,
@@ -292,6 +297,7 @@ enum ConversionStage {
     AwaitsStrays(Moment),
 }
 
+/// Progress of a requester.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Ask {
     /// Asks at once. A reader first asks for a hold of this process.
@@ -304,10 +310,6 @@ enum Ask {
     Pauses {
         is_queued: bool,
     },
-    /// Waits, as a try, for the replies to its recall, and at most until this moment.
-    AwaitsReplies {
-        until: Moment,
-    },
     Rechecks {
         hold: u64,
         share_id: ShareId,
@@ -316,15 +318,33 @@ enum Ask {
     RechecksLater,
 }
 
+/// Requester of a side.
+#[derive(Clone, Debug)]
+struct ExploredRequester {
+    requester_id: WaiterId,
+    mode: Mode,
+    /// Waiter whose task it is, until its first answer.
+    carried_by: Option<WaiterId>,
+    /// End of the time for the replies to its recalls, once it has recalled a hold.
+    recalls_until: Option<Moment>,
+    /// True if an effect has woken it, and it has not looked since.
+    was_woken: bool,
+    ask: Ask,
+}
+
+/// The number of a requester makes no difference for what happens next.
+impl Hash for ExploredRequester {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { requester_id: _, mode, carried_by, recalls_until, was_woken, ask } = self;
+        (mode, carried_by, recalls_until, was_woken, ask).hash(state);
+    }
+}
+
 #[derive(Clone, Hash, Debug)]
 struct ExploredTask {
     waiter_id: WaiterId,
     mode: Mode,
     waits: bool,
-    /// End of the time for the replies to the recalls of this try, once it has recalled a hold.
-    recalls_until: Option<Moment>,
-    /// True if this try has received no reply, and has asked again.
-    has_heard_nothing: bool,
     /// True if this task was polled so late that a share which it was handed was over, in a process with threads.
     was_late: bool,
     /// True if the future of this task is not polled any more.
@@ -334,8 +354,8 @@ struct ExploredTask {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Purpose {
-    Acquire { task: u8, slot: Slot },
-    Recheck { task: u8, slot: Slot },
+    Acquire { mode: Mode, waits: bool, slot: Slot },
+    Recheck { slot: Slot },
     Convert { task: u8, slot: Slot },
     Renew { hold: u64, lease: Duration, slot: Slot },
     Leave { slot: Slot },
@@ -369,6 +389,8 @@ pub struct Process {
     pub top: i64,
     /// Tasks whose acquisitions are not over.
     tasks: Vec<ExploredTask>,
+    /// Requesters of the sides, that of the readers first.
+    requesters: Vec<ExploredRequester>,
     /// Number of acquisitions that have begun so far.
     pub begun: u8,
     copies: Vec<FlyingCopy>,
@@ -379,7 +401,7 @@ pub struct Process {
     pub is_behind: bool,
     /// True if holds may be cached.
     caches: bool,
-    /// Longest time between two polls of a leader that is not asleep.
+    /// Longest time between two polls of a requester that is not asleep.
     poll_within: Duration,
     /// Recalls that have arrived.
     reception: Reception,
@@ -393,8 +415,8 @@ pub struct Process {
 /// Hashes all but the present moment and the highest token, which are the bases of all other moments and tokens.
 impl Hash for Process {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { state: lock, now: _, top: _, tasks, begun, copies, departing, holds, .. } = self;
-        (lock, tasks, begun, copies, departing, holds).hash(state);
+        let Self { state: lock, now: _, top: _, tasks, requesters, begun, copies, departing, holds, .. } = self;
+        (lock, tasks, requesters, begun, copies, departing, holds).hash(state);
         let Self { is_behind, caches: _, poll_within: _, reception, last_epoch, pending, blunder: _, .. } = self;
         let Reception { subscription, live_until, last_recall } = reception;
         (is_behind, subscription, live_until, last_recall, last_epoch, pending).hash(state);
@@ -424,9 +446,9 @@ fn rules(poll_within: Duration) -> Rules {
 const HOLD_LEASE: Duration = Duration::from_millis(1500);
 /// Time that is longer than any exploration.
 const LONG: Duration = Duration::from_secs(3600);
-/// Time between two polls of a leader, where no task falls asleep.
+/// Time between two polls of a requester, where no task falls asleep.
 const POLL_WITHIN: Duration = Duration::from_secs(60);
-/// Ticks between two polls of a leader, where tasks fall asleep: a heartbeat, and two times the age up to which a copy
+/// Ticks between two polls of a requester, where tasks fall asleep: a heartbeat, and two times the age up to which a copy
 /// may be carried out.
 pub const STALLED_AFTER: u8 = 5;
 
@@ -446,6 +468,7 @@ impl Process {
             now: Moment::from_nanos(3_600_000_000_000),
             top: TOKENS,
             tasks: Vec::new(),
+            requesters: Vec::new(),
             begun: 0,
             copies: Vec::new(),
             departing: Vec::new(),
@@ -460,7 +483,7 @@ impl Process {
         }
     }
 
-    /// Returns a process whose leaders are replaced when their futures are not polled.
+    /// Returns a process whose requesters are replaced when their futures are not polled.
     pub fn with_sleepers(self) -> Self {
         Self { poll_within: ticks(STALLED_AFTER.into()), ..self }
     }
@@ -514,7 +537,7 @@ impl Process {
     }
 
     pub fn waiting(&self) -> impl Iterator<Item = u8> {
-        self.numbered(|stage| matches!(stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. }))
+        self.numbered(|stage| matches!(stage, Stage::Waits(_) | Stage::Accepts { .. }))
     }
 
     pub fn converting(&self) -> impl Iterator<Item = u8> {
@@ -530,10 +553,9 @@ impl Process {
         self.tasks[usize::from(task)].is_asleep
     }
 
-    /// Returns the tasks that may ask again before the next tick.
+    /// Returns the tasks whose conversions may ask again before the next tick.
     pub fn pausing(&self) -> impl Iterator<Item = u8> {
         let pauses = self.numbered(|stage| match stage {
-            Stage::Asks(Ask::Pauses { is_queued: false } | Ask::RechecksLater) => true,
             Stage::Converts { conversion, .. } => matches!(conversion.stage, ConversionStage::Pauses(_)),
             _ => false,
         });
@@ -543,7 +565,7 @@ impl Process {
     /// Returns the numbers of the waiters that wait for as long as it takes, and whose futures are polled.
     pub fn patient(&self) -> impl Iterator<Item = WaiterId> {
         let waits = |task: &&ExploredTask| {
-            let waits = matches!(task.stage, Stage::Waits(_) | Stage::Asks(_) | Stage::Accepts { .. });
+            let waits = matches!(task.stage, Stage::Waits(_) | Stage::Accepts { .. });
             task.waits && !task.is_asleep && waits
         };
         self.tasks.iter().filter(waits).map(|task| task.waiter_id)
@@ -594,14 +616,14 @@ impl Purpose {
     /// Returns the task whose future waits for the answer.
     fn task(self) -> Option<u8> {
         match self {
-            Self::Acquire { task, .. } | Self::Recheck { task, .. } | Self::Convert { task, .. } => Some(task),
-            Self::Renew { .. } | Self::Leave { .. } => None,
+            Self::Convert { task, .. } => Some(task),
+            Self::Acquire { .. } | Self::Recheck { .. } | Self::Renew { .. } | Self::Leave { .. } => None,
         }
     }
 
     /// Counts the tasks without the one at `at`.
     fn forget_task(&mut self, at: usize) {
-        if let Self::Acquire { task, .. } | Self::Recheck { task, .. } | Self::Convert { task, .. } = self
+        if let Self::Convert { task, .. } = self
             && usize::from(*task) > at
         {
             *task -= 1;
@@ -611,7 +633,7 @@ impl Purpose {
     fn slot(self) -> Slot {
         match self {
             Self::Acquire { slot, .. }
-            | Self::Recheck { slot, .. }
+            | Self::Recheck { slot }
             | Self::Convert { slot, .. }
             | Self::Renew { slot, .. }
             | Self::Leave { slot } => slot,
@@ -645,11 +667,18 @@ impl Driver<'_> {
                     {
                         task.stage = Stage::Waits(true);
                     }
+                    let mut requesters = self.process.requesters.iter_mut();
+                    if let Some(requester) = requesters.find(|requester| requester.requester_id == waiter_id) {
+                        requester.was_woken = true;
+                    }
                 }
                 // No limit of a caller, and no outage that lasts too long, is explored. So nothing comes of these.
                 Wakes::All => {}
             }
         }
+        let starts = event.take_starts();
+        starts.into_iter().for_each(|(mode, requester_id)| self.add_requester(mode, requester_id, None));
+        self.forget_requesters();
         outcome
     }
 

@@ -1,82 +1,102 @@
-//! An acquisition takes a share that another task has handed over, or that the server has granted.
+//! An acquisition takes a share that was handed to it, by a grant of the server or by another task.
 
 use std::sync::Arc;
 
-use super::pending::Silence;
-use super::{Acquisition, LocalSignal, Patience};
+use super::limits::{GivesUp, WaitEnd, at, withdrawal_span};
+use super::local::{HandedHold, LocalWaiter};
+use super::request::Silence;
+use super::{Acquisition, Patience, Taken};
 use crate::base::error::{LossReason, Result};
-use crate::engine::Held;
+use crate::base::events;
+use crate::base::lease::Moment;
+use crate::engine::tries::Tries;
+use crate::engine::{Engine, Held};
 use crate::lock::hold::{Accepted, HoldState};
 use crate::lock::side::SideOutage;
-use crate::lock::wait::WaitEntry;
-use crate::store::{Failure, Mode};
+use crate::lock::wait::FirstGrant;
+use crate::store::Failure;
 
 impl Acquisition {
-    /// Does what a waiter was woken for. Returns `None` if it may send requests, or waits again.
-    pub(super) async fn on_signal(&mut self, signal: LocalSignal) -> Result<Option<Held>> {
-        // An outage that the leader has seen continues for this waiter, so its time limit does not start again.
+    /// Takes a share. A limit waits for the answer to the renewal that the share may need.
+    pub(super) async fn take_handed(&mut self, HandedHold { held, grant }: HandedHold) -> Result<Taken> {
+        // An outage that the requester has seen continues for this waiter, so its time limit does not start again.
         let (outage, now) = (self.outage(), self.engine.now());
-        self.waiter.tries.since = outage.map_or(now, |outage| outage.since.max(self.tries.since));
-        match signal {
-            LocalSignal::Ask => Ok(None),
-            LocalSignal::Handed(held) => {
-                if self.mode == Mode::Write {
-                    self.note_kept_out(now);
-                }
-                self.accept(held).await
-            }
-            // Always an error, since waiters share no failure that is worth another try.
-            LocalSignal::Failed(failure) => {
-                self.waiter.tries.on_failure(&self.waiter.engine, &self.waiter.key, failure).await?;
-                Ok(None)
+        self.waiter.silent_since = outage.map_or(now, |outage| outage.since.max(self.silent_since));
+        let refusal = grant.as_ref().and_then(|grant| grant.refusal.as_ref());
+        self.kept_out_by = self.waiter.kept_out_by(refusal, now).map(Box::new);
+        if let Some(FirstGrant { is_notified, .. }) = grant {
+            let passage = if is_notified { "granted by notification" } else { "granted" };
+            events::log_passage(self.key.name(), self.mode, held.share_id().token, passage);
+        }
+        if grant.is_some_and(|grant| grant.has_enough) {
+            return Ok(self.take_granted(held, now));
+        }
+        let (engine, limit) = (Arc::clone(&self.engine), self.limit);
+        tokio::select! {
+            biased;
+            taken = self.accept(held) => taken,
+            given_up = unrenewed(&engine, limit) => {
+                // Nobody else is inside, so the server is silent.
+                let silence = SideOutage::new(now, Some(Arc::new(Silence)));
+                Ok(Taken::GivesUp(Box::new(GivesUp { outage: Some(silence), ..given_up })))
             }
         }
     }
 
+    /// Takes a share of a hold whose grant had enough time for it.
+    fn take_granted(&mut self, held: Held, now: Moment) -> Taken {
+        match held.hold().accept_granted((held.share_id(), self.wants.from(now)), now) {
+            Accepted::Taken(token) => {
+                self.waiter.entry = None;
+                Taken::Guard(held.with_token(token))
+            }
+            Accepted::Over | Accepted::Short { .. } => self.enter_after(held),
+        }
+    }
+
+    /// Waits again after the end of a share.
+    fn enter_after(&mut self, held: Held) -> Taken {
+        match self.patience {
+            Patience::Wait => self.waiter.wait_again(),
+            Patience::AskOnce => {
+                // Its own share must not refuse the try.
+                drop(held);
+                self.waiter.enter_again();
+            }
+        }
+        Taken::Nothing
+    }
+
     /// Takes a share. If too little of the lease is left, it waits for the answer to a renewal first. If the hold ends before,
-    /// the acquisition waits again, and a try sends a request. If the future is dropped, the share is released.
-    pub(super) async fn accept(&mut self, held: Held) -> Result<Option<Held>> {
-        let (since, mut underway, mut was_late) = (self.engine.now(), None, false);
+    /// the acquisition waits again, and a try asks again. If the future is dropped, the share is released.
+    async fn accept(&mut self, held: Held) -> Result<Taken> {
+        let (since, mut was_late) = (self.engine.now(), false);
         let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
+        let waiter_id = self.waiter.waiter_id();
         self.share = Some(held);
         loop {
             let now = self.engine.now();
-            let Some(waiter_id) = self.entry.as_ref().map(WaitEntry::waiter_id) else { return Ok(self.share.take()) };
             match hold.accept(waiter_id, (share_id, self.wants.from(now)), since, now) {
                 Accepted::Taken(token) => {
                     if was_late {
-                        self.on_first_answer(now);
+                        self.waiter.on_answer(now);
                     }
-                    self.last_failure = None;
                     self.waiter.entry = None;
-                    return Ok(self.share.take().map(|held| held.with_token(token)));
+                    let held = self.share.take().expect("put there above");
+                    return Ok(Taken::Guard(held.with_token(token)));
                 }
                 Accepted::Over => {
                     // If an answer has ended the hold, the server is not silent.
                     if hold.state_of(share_id) != HoldState::Lost(LossReason::Expired) {
-                        self.last_failure = None;
+                        self.waiter.silent_since = now;
                     }
-                    let held = self.share.take();
-                    match self.patience {
-                        Patience::Wait => self.wait_again(),
-                        Patience::AskOnce => {
-                            // Its own share must not refuse the try.
-                            drop(held);
-                            self.waiter.enter_again();
-                        }
-                    }
-                    return Ok(None);
+                    let held = self.share.take().expect("put there above");
+                    return Ok(self.enter_after(held));
                 }
                 Accepted::Short { until, is_late } => {
-                    // The limit waits for this answer, as for the answer to an acquisition.
-                    if underway.is_none() && self.limit.is_some() {
-                        underway = self.begin_underway();
-                        // Nobody else is inside. If the limit comes before the answer, the server is silent.
-                        self.last_failure = Some((since, Arc::new(Silence)));
-                    }
                     if is_late {
                         was_late = true;
-                        self.renewal_is_late()?;
+                        self.waiter.renewal_is_late()?;
                     }
                     tokio::select! {
                         biased;
@@ -87,14 +107,35 @@ impl Acquisition {
             }
         }
     }
+}
+
+impl LocalWaiter {
+    /// Records that the server has answered a renewal for which it waited.
+    pub(super) fn on_answer(&mut self, now: Moment) {
+        self.silent_since = now;
+        if let Some(entry) = &self.entry {
+            entry.on_outage(None);
+        }
+    }
 
     /// Records that the renewal for which it waits has no answer. Fails after `unreachable_after`.
     pub(super) fn renewal_is_late(&self) -> Result<()> {
         if let Some(entry) = &self.entry {
-            entry.on_outage(Some(SideOutage { since: self.tries.since, source: None }));
+            entry.on_outage(Some(SideOutage::new(self.silent_since, None)));
         }
         // The cause is known to the background, which sends the renewal.
         let silence = Failure::NotDone { source: self.outage().and_then(|outage| outage.source) };
-        self.tries.verdict(&self.engine, &self.key, silence).map_or(Ok(()), Err)
+        Tries::new(self.silent_since, self.bears()).verdict(&self.engine, &self.key, silence).map_or(Ok(()), Err)
+    }
+}
+
+/// Resolves when the caller does not wait any longer for the answer to a renewal: two response timeouts after the limit, or
+/// when the manager is closed.
+pub(super) async fn unrenewed(engine: &Engine, limit: Option<Moment>) -> GivesUp {
+    let until = limit.map_or(Moment::NEVER, |limit| limit.after(withdrawal_span(engine)));
+    tokio::select! {
+        biased;
+        () = engine.closing.closed() => GivesUp::at_close(engine.now()),
+        () = at(engine, until) => GivesUp { why: WaitEnd::Limit, at: until, outage: None, answer_by: until },
     }
 }

@@ -8,19 +8,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Acquisition;
+use super::accept::unrenewed;
+use super::{Acquisition, Taken};
 use crate::base::error::{Error, Result};
-use crate::base::lease::{ClockSample, ServerTime};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::{Accepted, AtLeast};
-use crate::store::{Ability, Answered};
+use crate::store::Ability;
 
 /// State of an acquisition whose lock is to stay taken for a time at least.
 #[derive(Debug)]
 pub(super) struct Arming {
     span: Duration,
-    /// Clock sample of the answer or the notification that granted the hold.
-    clock_sample: Option<ClockSample>,
     /// Note of the hold. It is set before the guard is handed out, since an acquisition that fails with its note must
     /// leave no rest.
     note: Option<Arc<str>>,
@@ -30,7 +28,7 @@ pub(super) struct Arming {
 
 impl Arming {
     pub(super) fn new(span: Duration, note: Option<Arc<str>>) -> Self {
-        Self { span, clock_sample: None, note, is_noted: false }
+        Self { span, note, is_noted: false }
     }
 
     /// Sets the note that the hold does not have yet, if there is one. Returns true if it had to wait.
@@ -64,25 +62,28 @@ pub(super) fn nested_error() -> Error {
 }
 
 impl Acquisition {
-    /// Notes the reading of the server's clock that came with a grant.
-    pub(super) fn note_clock<T>(&mut self, answer: &Answered<T>) {
-        if let Some(arming) = self.arming.as_mut().filter(|_| answer.server != ServerTime::default()) {
-            arming.clock_sample = Some(ClockSample { sent: answer.sent, server: answer.server });
+    /// Arms the hold. A limit waits for the answer to a renewal that is under way.
+    pub(super) async fn arm_within(&mut self, held: Held) -> Result<Taken> {
+        let (engine, limit) = (Arc::clone(&self.engine), self.limit);
+        tokio::select! {
+            biased;
+            armed = self.arm(held) => Ok(armed?.map_or(Taken::Nothing, Taken::Guard)),
+            given_up = unrenewed(&engine, limit) => Ok(Taken::GivesUp(Box::new(given_up))),
         }
     }
 
     /// Arms the hold if its lock is to stay taken for a time at least, and marks the guard as handed out. The caller
     /// must return the share without a further wait. Returns `None` if the hold ended before: then the acquisition
     /// waits as others do, and a try asks the server again. If the future is dropped, the share is released.
-    pub(super) async fn arm(&mut self, held: Held) -> Result<Option<Held>> {
+    async fn arm(&mut self, held: Held) -> Result<Option<Held>> {
         let Some(arming) = &mut self.arming else {
             return Ok(Some(held));
         };
-        let at_least = AtLeast { span: arming.span, clock_sample: arming.clock_sample };
+        let at_least = AtLeast { span: arming.span };
         let (hold, share_id) = (Arc::clone(held.hold()), held.share_id());
         arming.is_noted = false;
         self.share = Some(held);
-        let (since, waiter_id, mut underway) = (self.engine.now(), hold.new_waiter(), None);
+        let (since, waiter_id) = (self.engine.now(), hold.new_waiter());
         loop {
             let now = self.engine.now();
             match hold.arm(waiter_id, (share_id, at_least), since, now) {
@@ -96,7 +97,7 @@ impl Acquisition {
                     }
                     let held = self.share.take();
                     if hold.hand_out(now) {
-                        self.on_first_answer(now);
+                        self.waiter.on_answer(now);
                         return Ok(held.map(|held| held.with_token(token)));
                     }
                     drop(held);
@@ -112,9 +113,8 @@ impl Acquisition {
                     return Ok(None);
                 }
                 Accepted::Short { until, is_late } => {
-                    underway = underway.or_else(|| self.begin_underway());
                     if is_late {
-                        self.renewal_is_late()?;
+                        self.waiter.renewal_is_late()?;
                     }
                     tokio::select! {
                         biased;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Acquisition;
+use super::local::LocalWaiter;
 use crate::base::denied::{Denied, DenyingHolder};
 use crate::base::key::Key;
 use crate::base::lease::Moment;
@@ -42,7 +42,7 @@ impl Engine {
         Denied { holder: Some(holder), more_holders: 0, others_wait: false, age: Duration::ZERO }
     }
 
-    fn denial_by_server(&self, refusal: &LastRefusal, now: Moment) -> Denied {
+    pub(super) fn denial_by_server(&self, refusal: &LastRefusal, now: Moment) -> Denied {
         let named = refusal.holder.as_deref();
         // A store without waiters names no holder if it does not know one. Masters may also name different holders.
         let others_wait = named.is_none() && self.scheme.lacks(Ability::Waiters).is_none();
@@ -55,7 +55,7 @@ impl Engine {
     }
 }
 
-impl Acquisition {
+impl LocalWaiter {
     /// Returns what has kept this acquisition out so far.
     pub(super) fn denial(&self) -> Box<Denied> {
         self.engine.denial_here(&self.key, self.mode, self.engine.now())

@@ -2,9 +2,7 @@
 
 use std::future::poll_fn;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,7 +11,7 @@ use super::local::LocalWaiter;
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::engine::Engine;
-use crate::lock::side::SideOutage;
+use crate::lock::side::{Awaits, SideOutage};
 use crate::lock::wait::WaiterSide;
 use crate::store::{BoxFuture, ServerContact};
 
@@ -38,57 +36,18 @@ pub(super) struct GivesUp {
     pub(super) answer_by: Moment,
 }
 
-/// Attempts of an acquisition with a limit. Before the first attempt is over, the limit cannot tell a refusal from an outage.
-/// An acquisition that gives up waits for the end of an attempt that is under way. All of it happens in one task, which
-/// polls the attempt first and looks then.
-#[derive(Debug, Default)]
-pub(super) struct Attempts {
-    /// More than one, because a share that was handed over may need a renewal during an attempt.
-    underway: AtomicUsize,
-    is_first_over: AtomicBool,
-    has_stopped: AtomicBool,
-}
-
-/// An attempt that is under way. Its drop ends it.
-pub(super) struct UnderwayAttempt(Arc<Attempts>);
-
-impl Drop for UnderwayAttempt {
-    fn drop(&mut self) {
-        self.0.is_first_over.store(true, Ordering::Release);
-        self.0.underway.fetch_sub(1, Ordering::Release);
-    }
-}
-
-impl Attempts {
-    pub(super) fn begin(self: Arc<Self>) -> UnderwayAttempt {
-        self.underway.fetch_add(1, Ordering::Release);
-        UnderwayAttempt(self)
-    }
-
-    pub(super) fn has_stopped(&self) -> bool {
-        self.has_stopped.load(Ordering::Acquire)
-    }
-
-    fn is_underway(&self) -> bool {
-        self.underway.load(Ordering::Acquire) > 0
-    }
-
-    fn is_first_underway(&self) -> bool {
-        self.is_underway() && !self.is_first_over.load(Ordering::Acquire)
-    }
-}
-
 /// Moments at which a caller that does not wait for ever looks whether it gives up.
 pub(super) struct Impatience {
     engine: Arc<Engine>,
     key: Arc<Key>,
     side: WaiterSide,
-    /// Attempts of the acquisition, if it may send requests.
-    attempts: Option<Arc<Attempts>>,
     limit: Option<Moment>,
     /// End of the time for which a try bears that the node answers no request.
     silent_at: Moment,
-    /// End of the wait, from the moment on at which the limit has passed and the first attempt is over.
+    /// Outage of the side when the limit had passed and the side had had its first answer. A later failure is that of a copy
+    /// under way at the limit. It leaves a request in doubt, and is no outage.
+    at_limit: Option<Option<SideOutage>>,
+    /// End of the wait, from the moment on at which the limit has passed and no copy is under way.
     ends_at: Option<Moment>,
     timer: Option<(Moment, BoxFuture<'static, ()>)>,
 }
@@ -96,7 +55,7 @@ pub(super) struct Impatience {
 impl LocalWaiter {
     /// Returns the end of the caller's patience, or `None` for a caller that waits for as long as others hold the lock. A waiter
     /// that is woken begins to count anew, from the same moments.
-    pub(super) fn impatience(&self, attempts: Option<Arc<Attempts>>) -> Option<Box<Impatience>> {
+    pub(super) fn impatience(&self) -> Option<Box<Impatience>> {
         let engine = Arc::clone(&self.engine);
         let silent_at = match self.patience {
             Patience::Wait => Moment::NEVER,
@@ -106,8 +65,8 @@ impl LocalWaiter {
             return None;
         }
         let (side, key) = (self.entry.as_ref()?.side(), Arc::clone(&self.key));
-        let (limit, ends_at, timer) = (self.limit, None, None);
-        Some(Box::new(Impatience { engine, key, side, attempts, limit, silent_at, ends_at, timer }))
+        let (limit, at_limit, ends_at, timer) = (self.limit, None, None, None);
+        Some(Box::new(Impatience { engine, key, side, limit, silent_at, at_limit, ends_at, timer }))
     }
 }
 
@@ -152,10 +111,10 @@ impl Impatience {
         ControlFlow::Continue(())
     }
 
-    /// Ends the wait at the limit, but not before the first attempt is over. This is the attempt of the acquisition itself, or
-    /// that of the leader of its side. An attempt may wait for a permit behind many others. Then the wait is over twice the
-    /// response timeout after the limit, and it is no outage if the node answers other requests. A cached hold must not
-    /// refuse the acquisition, so the process that caches it gets its time to release it.
+    /// Ends the wait at the limit, but not while a copy of the side's request is under way, and not before the side has had its
+    /// first answer. A copy may wait for a permit behind many others. Then the wait is over twice the response timeout after
+    /// the limit, and it is no outage if the node answers other requests. A cached hold must not refuse the acquisition, so
+    /// the process that caches it gets its time to release it.
     fn look_at_limit(&mut self, now: Moment) -> ControlFlow<WaitEnd, Moment> {
         let Some(limit) = self.limit else {
             return ControlFlow::Continue(Moment::NEVER);
@@ -163,16 +122,17 @@ impl Impatience {
         if now < limit {
             return ControlFlow::Continue(limit);
         }
-        if self.ends_at.is_none() {
-            let own = self.attempts.as_ref().is_some_and(|attempts| attempts.is_first_underway());
-            if self.side.awaits_first_answer() || own {
-                let late = limit.after(silence_span(&self.engine));
-                if now < late {
-                    return ControlFlow::Continue(late);
-                }
-                if self.last_served().is_none_or(|served| served < limit) {
-                    return ControlFlow::Break(WaitEnd::Silence);
-                }
+        let awaits = if self.ends_at.is_some() { Awaits::Nothing } else { self.side.awaits() };
+        if awaits != Awaits::FirstAnswer {
+            self.at_limit.get_or_insert_with(|| self.side.outage());
+        }
+        if awaits != Awaits::Nothing {
+            let late = limit.after(silence_span(&self.engine));
+            if now < late {
+                return ControlFlow::Continue(late);
+            }
+            if self.last_served().is_none_or(|served| served < limit) {
+                return ControlFlow::Break(WaitEnd::Silence);
             }
         }
         match *self.ends_at.get_or_insert_with(|| self.side.recall_until().unwrap_or(limit)) {
@@ -189,7 +149,12 @@ impl Impatience {
 
     fn given_up(&self, why: WaitEnd, at: Moment) -> GivesUp {
         let counts_from = self.limit.max(self.side.recall_until()).unwrap_or(at);
-        GivesUp { why, at, outage: self.side.outage(), answer_by: counts_from.after(withdrawal_span(&self.engine)) }
+        let outage = match why {
+            // After an answer, the server is not silent any more.
+            WaitEnd::Limit => self.at_limit.clone().flatten().filter(|_| self.side.outage().is_some()),
+            WaitEnd::Silence | WaitEnd::Closed => self.side.outage(),
+        };
+        GivesUp { why, at, outage, answer_by: counts_from.after(withdrawal_span(&self.engine)) }
     }
 }
 
@@ -218,27 +183,6 @@ fn silence_span(engine: &Engine) -> Duration {
 /// Returns the longest time for which a caller that gives up waits for an answer to its withdrawal.
 pub(super) fn withdrawal_span(engine: &Engine) -> Duration {
     engine.options().response_timeout * 2
-}
-
-/// Waits until the attempt that is under way is over, and returns its result if that ends the acquisition. No further
-/// attempt begins.
-pub(super) async fn heard_out<T>(
-    engine: &Engine,
-    mut run: Pin<&mut impl Future<Output = T>>,
-    attempts: &Attempts,
-    until: Moment,
-) -> Option<T> {
-    // After the first poll of `run`, since another thread may have made this waiter the leader meanwhile.
-    let stopped = poll_fn(|_| {
-        attempts.has_stopped.store(true, Ordering::Release);
-        if attempts.is_underway() { Poll::Pending } else { Poll::Ready(()) }
-    });
-    tokio::select! {
-        biased;
-        result = &mut run => Some(result),
-        () = stopped => None,
-        () = at(engine, until) => None,
-    }
 }
 
 /// Resolves at this moment. For most callers it is `NEVER`, and then no timer is allocated.

@@ -1,6 +1,5 @@
-//! An acquisition waits in its process, for the right to send requests or for a share that another task hands over.
+//! An acquisition waits in its process, for a share of a hold that the server grants or that another task hands over.
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use super::{HEARTBEAT, Patience, arm};
+use super::{Patience, arm};
 use crate::base::denied::Denied;
 use crate::base::error::{Error, Result};
 use crate::base::events;
@@ -16,19 +15,18 @@ use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::options::Terms;
 use crate::base::reentry::{OwnerId, Reentry};
-use crate::engine::tries::Tries;
 use crate::engine::waiters::WaiterPermit;
 use crate::engine::{Engine, Held, in_runtime};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::SideOutage;
-use crate::lock::wait::{Notifications, WaitEntry, Wake};
+use crate::lock::side::{OutageStage, SideOutage, WaiterId};
+use crate::lock::wait::FirstGrant;
+use crate::lock::wait::{Handed, WaitEntry, Wake};
 use crate::store::{Failure, Mode};
 
 /// Time after which the log names a waiter whose own task holds the lock, at the earliest.
 const SELF_WAIT_WARNING: Duration = Duration::from_secs(3);
 
-/// Acquisition as its process sees it. Its drop gives up its entry in the cell, with the request that the cell keeps for the
-/// entry.
+/// Acquisition as its process sees it. Its drop gives up its entry in the cell.
 pub(super) struct LocalWaiter {
     /// Handle of the engine, which counts the acquisition among those that are in progress.
     pub(super) engine: WaiterPermit,
@@ -44,8 +42,8 @@ pub(super) struct LocalWaiter {
     pub(super) began: Moment,
     /// True after the log line about an acquisition that waits for its own hold.
     warned: bool,
-    /// Requests without an answer, since the last answer or since the acquisition began.
-    pub(super) tries: Tries,
+    /// Start of the time without an answer.
+    pub(super) silent_since: Moment,
 }
 
 /// Outcome of [`enter`].
@@ -57,17 +55,26 @@ pub(super) enum Entered {
 
 /// Reason for which a waiter is woken.
 pub(super) enum LocalSignal {
-    /// The waiter may send requests.
-    Ask,
-    Handed(Held),
-    /// An attempt that was also for this waiter has failed.
+    /// The server has granted a request that the task of this waiter has sent.
+    Granted(Held),
+    Handed(Box<HandedHold>),
+    /// The server has refused this try.
+    Denied,
+    /// A request that was also for this waiter has failed.
     Failed(Failure),
+}
+
+/// Share that the waiter has to take.
+pub(super) struct HandedHold {
+    pub(super) held: Held,
+    /// Present if the server has granted the hold to this waiter.
+    pub(super) grant: Option<FirstGrant>,
 }
 
 /// Memory of a waiter between two looks. It looks whether an outage lasts, and whether its own task holds the lock.
 pub(super) struct Looks {
-    /// Start of the outage that the waiter knows of.
-    known: Option<Moment>,
+    /// Stage of the outage that the waiter knows of.
+    known: Option<OutageStage>,
     /// End of the wait, if that outage lasts until then.
     ends_at: Moment,
     /// Timer of the next look.
@@ -130,19 +137,8 @@ pub(super) fn enter(
         entry: Some(entry),
         began,
         warned: false,
-        tries: tries(engine, patience, began),
+        silent_since: began,
     }))
-}
-
-/// Returns the tries of an acquisition that begins now. A caller that wants one answer waits through an outage for at most
-/// twice the response timeout.
-fn tries(engine: &Engine, patience: Patience, began: Moment) -> Tries {
-    let options = engine.options();
-    let bears = match patience {
-        Patience::Wait => options.unreachable_after,
-        Patience::AskOnce => options.unreachable_after.min(options.response_timeout * 2),
-    };
-    Tries::new(began, bears)
 }
 
 /// Nests in a hold of the same owner, if it has one.
@@ -159,35 +155,20 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
 }
 
 impl LocalWaiter {
-    /// Returns the lease that it asks the server for.
-    pub(super) fn lease(&self) -> Duration {
-        self.wants.lease.min(self.wants.max_hold)
+    /// Returns true if its task has to send the first copy of a request.
+    pub(super) fn is_requester(&self) -> bool {
+        self.entry.as_ref().is_some_and(WaitEntry::is_requester)
     }
 
-    /// Returns the time between two requests of a waiter. A waiter gets at most its lease, so with a short lease it has to learn
-    /// of the grant sooner.
-    pub(super) fn heartbeat(&self) -> Duration {
-        HEARTBEAT.min(self.lease() / 3)
+    pub(super) fn waiter_id(&self) -> WaiterId {
+        self.entry.as_ref().map_or_else(|| unreachable!("present until it has a share"), WaitEntry::waiter_id)
     }
 
-    /// Returns true if it may send requests, as far as it has heard.
-    pub(super) fn is_leader(&self) -> bool {
-        self.entry.as_ref().is_none_or(WaitEntry::is_leader)
-    }
-
-    /// Waits until it may send requests, or until it gets a share.
-    pub(super) async fn signalled(&mut self) -> Result<LocalSignal> {
-        let mut looks = Looks::new();
-        poll_fn(|cx| self.poll_signal(&mut looks, cx)).await
-    }
-
-    /// Is ready when it may send requests, or when it gets a share. Ends early if the server does not answer the leader for too
-    /// long. An outage wakes the waiter when it begins, so that many waiters do not have to look for one.
+    /// Is ready when it gets a share, or a reason to end. Ends early if the server does not answer the requester for too long. An
+    /// outage wakes the waiter when it begins, so that many waiters do not have to look for one.
     pub(super) fn poll_signal(&mut self, looks: &mut Looks, cx: &mut Context<'_>) -> Poll<Result<LocalSignal>> {
         loop {
-            let Some(entry) = &mut self.entry else {
-                return Poll::Ready(Ok(LocalSignal::Ask));
-            };
+            let entry = self.entry.as_ref().expect("present until it has a share");
             match entry.poll_wake(looks.known, cx) {
                 Poll::Ready(Some(wake)) => return Poll::Ready(Ok(self.signal_of(wake))),
                 Poll::Ready(None) => {}
@@ -195,7 +176,7 @@ impl LocalWaiter {
             }
             let (outage, now) = (self.outage(), self.engine.now());
             looks.ends_at = self.end_of(outage.as_ref(), looks.known, looks.ends_at, now);
-            looks.known = outage.as_ref().map(|outage| outage.since);
+            looks.known = outage.as_ref().map(SideOutage::stage);
             looks.timer = None;
             if looks.ends_at <= now {
                 return Poll::Ready(Err(self.unreachable(outage, now)));
@@ -206,8 +187,11 @@ impl LocalWaiter {
 
     fn signal_of(&self, wake: Wake) -> LocalSignal {
         match wake {
-            Wake::Ask => LocalSignal::Ask,
-            Wake::Handed(hold, share_id) => LocalSignal::Handed(Held::new(&self.engine, hold, share_id)),
+            Wake::Handed(Handed { hold, share_id, grant }) => {
+                let held = Held::new(&self.engine, hold, share_id);
+                LocalSignal::Handed(Box::new(HandedHold { held, grant }))
+            }
+            Wake::Denied => LocalSignal::Denied,
             Wake::Failed(failure) => LocalSignal::Failed(failure),
         }
     }
@@ -225,18 +209,25 @@ impl LocalWaiter {
         looks.timer.as_mut().map_or(Poll::Pending, |timer| timer.as_mut().poll(cx))
     }
 
-    /// Returns when the wait ends if the outage lasts until then. A waiter that hears of an outage only now waits for one more
-    /// attempt of the leader: the last answer may be old for another reason, such as a machine that was suspended.
-    fn end_of(&self, outage: Option<&SideOutage>, known: Option<Moment>, ends_at: Moment, now: Moment) -> Moment {
+    /// Returns the longest time without an answer. A caller that wants one answer waits through an outage for at most twice the
+    /// response timeout.
+    pub(super) fn bears(&self) -> Duration {
         let options = self.engine.options();
-        match outage {
-            None => Moment::NEVER,
-            Some(outage) if known == Some(outage.since) => ends_at,
-            Some(outage) => {
-                let silent_since = outage.since.max(self.tries.since);
-                silent_since.after(options.unreachable_after).max(now.after(options.response_timeout))
-            }
+        match self.patience {
+            Patience::Wait => options.unreachable_after,
+            Patience::AskOnce => options.unreachable_after.min(options.response_timeout * 2),
         }
+    }
+
+    /// Returns when the wait ends if the outage lasts until then. After the first failure a waiter waits for one more copy.
+    fn end_of(&self, outage: Option<&SideOutage>, known: Option<OutageStage>, ends_at: Moment, now: Moment) -> Moment {
+        let Some(outage) = outage else { return Moment::NEVER };
+        if known == Some(outage.stage()) {
+            return ends_at;
+        }
+        let ends_at = outage.since.max(self.silent_since).after(self.bears());
+        let response_timeout = self.engine.options().response_timeout;
+        if outage.is_repeated { ends_at } else { ends_at.max(now.after(response_timeout)) }
     }
 
     /// Returns when this waiter looks next whether it waits for its own hold: after 3, 6, 12 seconds, and so on.
@@ -251,13 +242,13 @@ impl LocalWaiter {
         self.began.after(span)
     }
 
-    /// Returns the outage that the leader sees.
+    /// Returns the outage that the requester sees.
     pub(super) fn outage(&self) -> Option<SideOutage> {
         self.entry.as_ref()?.side().outage()
     }
 
     fn unreachable(&self, outage: Option<SideOutage>, now: Moment) -> Error {
-        let since = outage.as_ref().map_or(now, |outage| outage.since.max(self.tries.since));
+        let since = outage.as_ref().map_or(now, |outage| outage.since.max(self.silent_since));
         Error::unreachable(self.key.shared_name(), now.since(since), outage.and_then(|outage| outage.source))
     }
 
@@ -270,19 +261,7 @@ impl LocalWaiter {
         }
     }
 
-    /// Releases the cached holds of this process that exclude this acquisition. On a runtime with a connection, the
-    /// releases are sent before the request that follows, so the server carries them out first.
-    pub(super) fn release_cached(&self) {
-        let Some(entry) = &self.entry else { return };
-        let _unsettled = self.engine.releases.begin_unsettled();
-        for hold in entry.end_cached() {
-            self.engine.note_cache_outcome(&hold);
-            self.engine.release_from_here(&hold);
-        }
-    }
-
-    /// Waits again, at its old place among the waiters of this process, after the hand-over or the right to ask came to
-    /// nothing.
+    /// Waits again, at its old place among the waiters of this process, after the hand-over came to nothing.
     pub(super) fn wait_again(&mut self) {
         let (table, now) = (&self.engine.table, self.engine.now());
         let Some(entry) = &mut self.entry else {
@@ -306,6 +285,6 @@ impl LocalWaiter {
 
 impl Drop for LocalWaiter {
     fn drop(&mut self) {
-        self.abandon(Notifications::Unwanted);
+        self.abandon();
     }
 }

@@ -1,8 +1,10 @@
 //! Log lines about long waits. Such a line names the holder, and comes when the wait is over.
 
-use super::Acquisition;
+use super::local::LocalWaiter;
 use crate::base::events::{self, LONG_WAIT, Waited};
 use crate::base::lease::Moment;
+use crate::lock::side::LastRefusal;
+use crate::store::Mode;
 
 /// End of a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,43 +13,35 @@ pub(super) enum WaitEnds {
     InVain,
 }
 
-impl Acquisition {
-    /// Notes a further refusal of the server.
-    pub(super) fn note_wait(&mut self) {
-        let now = self.engine.now();
-        self.waiter.warn_of_self(now);
-        if self.is_long(now) && self.holder.is_none() {
-            // The newest refusal names the holder.
-            self.holder = Some(Box::new(self.denial().label()));
+impl LocalWaiter {
+    /// Returns the label of the holder that has kept this acquisition out for long, or `None` if there is nothing to log.
+    /// `refusal` is the last one of the server. Without one, a guard of this process has handed its hold on to a writer.
+    pub(super) fn kept_out_by(&self, refusal: Option<&LastRefusal>, now: Moment) -> Option<KeptOutBy> {
+        if now.since(self.began) < LONG_WAIT || !events::long_waits_are_told() {
+            return None;
+        }
+        match refusal {
+            Some(refusal) => Some(KeptOutBy(self.engine.denial_by_server(refusal, now).label())),
+            None => (self.mode == Mode::Write).then(|| KeptOutBy(Some(self.engine.label.clone()))),
         }
     }
 
-    /// Notes that the acquisition has waited for a guard of this process, which has handed its hold on.
-    pub(super) fn note_kept_out(&mut self, now: Moment) {
-        if self.is_long(now) {
-            self.holder = Some(Box::new(Some(self.engine.label.clone())));
-        }
-    }
-
-    fn is_long(&self, now: Moment) -> bool {
-        now.since(self.began) >= LONG_WAIT && events::long_waits_are_told()
-    }
-
-    /// Logs the wait, if it was long.
+    /// Logs a long wait.
     #[cold]
-    pub(super) fn tell_of_wait(&mut self, ends: WaitEnds) {
-        let Some(holder) = self.holder.take() else {
-            return;
-        };
+    pub(super) fn tell_of_wait(&self, KeptOutBy(holder): &KeptOutBy, ends: WaitEnds) {
         let now = self.engine.now();
         let Some(left_out) = self.engine.wait_lines.admits(now) else {
             return;
         };
         let (lock, waited) = (self.key.name(), now.since(self.began));
-        let wait = Waited { lock, mode: self.mode, waited, holder: (*holder).as_deref(), left_out };
+        let wait = Waited { lock, mode: self.mode, waited, holder: holder.as_deref(), left_out };
         match ends {
             WaitEnds::Granted => events::log_wait(&wait),
             WaitEnds::InVain => events::waited_in_vain(&wait),
         }
     }
 }
+
+/// Label of the holder that has kept an acquisition out, if it is known.
+#[derive(Debug)]
+pub(super) struct KeptOutBy(Option<String>);

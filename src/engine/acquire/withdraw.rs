@@ -12,6 +12,7 @@ use super::Acquisition;
 use super::limits::{at, withdrawal_span};
 use super::local::LocalWaiter;
 use crate::base::backoff::Backoff;
+use crate::base::key::Key;
 use crate::base::lease::{self, Moment};
 use crate::engine::releases::Unsettled;
 use crate::engine::{Engine, Held};
@@ -19,7 +20,6 @@ use crate::lock::hold::Hold;
 use crate::lock::release::Release;
 use crate::lock::shares::ShareId;
 use crate::lock::side::Pending;
-use crate::lock::wait::Notifications;
 use crate::store::Failure;
 
 /// Tells whether the server may still grant an acquisition that was given up.
@@ -34,21 +34,18 @@ pub(super) enum Withdrawn {
 /// Request and share that an acquisition leaves when it ends without a guard.
 pub(super) struct Left {
     pending: Option<Pending>,
+    /// True if the background has sent the newest copy of the request.
+    by_background: bool,
     handed: Option<(Arc<Hold>, ShareId)>,
+    /// Moment until which the server may have something of an earlier request of the side.
+    earlier_until: Option<Moment>,
 }
 
 impl LocalWaiter {
-    /// Returns true if the server can have no hold and no place of this acquisition.
-    pub(super) fn has_left_nothing(&self) -> bool {
-        self.entry.as_ref().is_none_or(|entry| !entry.has_traces())
-    }
-
-    /// Removes the entry. The next waiter of this process continues the request, if there is one that may. Then nothing is
-    /// left to withdraw.
-    fn leave(&mut self, notices: Notifications) -> Option<Left> {
+    /// Removes the entry. The request of the side stays if another waiter needs it. Then nothing is left to withdraw.
+    fn leave(&mut self) -> Option<Left> {
         let entry = self.entry.take()?;
-        let now = self.engine.now();
-        let leaving = entry.leave(notices, self.tries.backoff, now);
+        let leaving = entry.leave(self.engine.now());
         let pending = leaving.pending.and_then(|mut pending| {
             if pending.is_unknown_to_server() {
                 drop(self.engine.releases.unsettled_of(&mut pending));
@@ -56,39 +53,31 @@ impl LocalWaiter {
             }
             Some(pending)
         });
-        (pending.is_some() || leaving.handed.is_some()).then_some(Left { pending, handed: leaving.handed })
+        let (by_background, handed) = (leaving.by_background, leaving.handed);
+        Some(Left { pending, by_background, handed, earlier_until: leaving.earlier_until })
     }
 
     /// Withdraws the request and releases the share in the background.
     fn give_back(&self, left: Left) {
-        if let Some(pending) = left.pending {
-            self.cancel(pending);
+        match left.pending {
+            // On the connection of the copy, so that the release arrives after it.
+            Some(pending) if left.by_background => {
+                cancel_with(&self.engine, &self.key, pending, |release| {
+                    self.engine.releases.in_background(release, None);
+                });
+            }
+            Some(pending) => {
+                cancel(&self.engine, &self.key, pending);
+            }
+            None => {}
         }
         if let Some((hold, share_id)) = left.handed {
             drop(Held::new(&self.engine, hold, share_id));
         }
     }
 
-    /// Withdraws a request in the background. Returns the moment until which the server may have a hold or a place of it.
-    pub(super) fn cancel(&self, mut pending: Pending) -> Option<Moment> {
-        // Declared first, so that the release is counted before the request stops to count.
-        let _unsettled = self.engine.releases.unsettled_of(&mut pending);
-        if pending.is_unknown_to_server() {
-            return None;
-        }
-        let release = self.release_of(&pending);
-        let server_until = release.server_until;
-        self.engine.releases.take_back_from_here(release, self.engine.now());
-        Some(server_until)
-    }
-
-    /// Withdraws the request in progress, if there is one. Returns what [`cancel`](Self::cancel) does.
-    pub(super) fn cancel_pending(&self) -> Option<Moment> {
-        self.cancel(self.entry.as_ref()?.give_up_pending()?)
-    }
-
     /// Removes the entry, with its request and its share, unless they belong to the parent process.
-    pub(super) fn abandon(&mut self, notices: Notifications) {
+    pub(super) fn abandon(&mut self) {
         if self.entry.is_none() {
             return;
         }
@@ -96,23 +85,41 @@ impl LocalWaiter {
             std::mem::forget(self.entry.take());
             return;
         }
-        if let Some(left) = self.leave(notices) {
+        if let Some(left) = self.leave() {
             self.give_back(left);
         }
     }
+}
 
-    /// Returns the release that withdraws a request.
-    pub(super) fn release_of(&self, pending: &Pending) -> Release {
-        let now = self.engine.now();
-        let arrives_until = pending.copies.until(now.after(self.engine.max_delay()));
-        let covers = lease::surely_over(self.lease(), self.engine.options().max_clock_skew);
-        Release {
-            key: Arc::clone(&self.key),
-            id: pending.id.clone(),
-            server_until: arrives_until.unwrap_or(now).max(now).after(covers),
-            arrives_until,
-            rest_until: None,
-        }
+/// Withdraws a request in the background. Returns the moment until which the server may have a hold or a place of it.
+pub(super) fn cancel(engine: &Engine, key: &Arc<Key>, pending: Pending) -> Option<Moment> {
+    cancel_with(engine, key, pending, |release| engine.releases.take_back_from_here(release, engine.now()))
+}
+
+/// Withdraws a request by a release that `send` sends. Otherwise as [`cancel`].
+fn cancel_with(engine: &Engine, key: &Arc<Key>, mut pending: Pending, send: impl FnOnce(Release)) -> Option<Moment> {
+    // Declared first, so that the release is counted before the request stops to count.
+    let _unsettled = engine.releases.unsettled_of(&mut pending);
+    if pending.is_unknown_to_server() {
+        return None;
+    }
+    let release = release_of(engine, key, &pending);
+    let server_until = release.server_until;
+    send(release);
+    Some(server_until)
+}
+
+/// Returns the release that withdraws a request.
+fn release_of(engine: &Engine, key: &Arc<Key>, pending: &Pending) -> Release {
+    let now = engine.now();
+    let arrives_until = pending.copies.until(now.after(engine.max_delay()));
+    let covers = lease::surely_over(pending.copies.longest_lease(), engine.options().max_clock_skew);
+    Release {
+        key: Arc::clone(key),
+        id: pending.id.clone(),
+        server_until: arrives_until.unwrap_or(now).max(now).after(covers),
+        arrives_until,
+        rest_until: None,
     }
 }
 
@@ -122,15 +129,14 @@ impl Acquisition {
     pub(super) async fn withdraw(&mut self, answer_by: Moment) -> Withdrawn {
         let engine = &Arc::clone(&self.engine);
         let untaken = self.share.take();
-        let left = self
-            .waiter
-            .leave(std::mem::take(&mut self.notices))
-            .or_else(|| untaken.is_some().then_some(Left { pending: None, handed: None }));
-        if let Some(Left { pending, handed }) = left {
+        let left = self.waiter.leave();
+        let earlier_until = self.earlier_until.max(left.as_ref().and_then(|left| left.earlier_until));
+        let (pending, handed) = left.map_or((None, None), |left| (left.pending, left.handed));
+        if pending.is_some() || handed.is_some() || untaken.is_some() {
             let handed = handed.map(|(hold, share_id)| Held::new(engine, hold, share_id));
             let withdrawing = pending.map(|mut pending| Withdrawing {
                 engine,
-                release: Some(self.release_of(&pending)),
+                release: Some(release_of(engine, &self.waiter.key, &pending)),
                 _unsettled: engine.releases.unsettled_of(&mut pending),
             });
             let released = async {
@@ -154,7 +160,7 @@ impl Acquisition {
                 return Withdrawn::Perhaps;
             }
         }
-        match self.earlier_until {
+        match earlier_until {
             Some(until) if until > engine.now() => Withdrawn::Perhaps,
             _ => Withdrawn::Surely,
         }

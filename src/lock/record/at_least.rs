@@ -21,8 +21,6 @@ use crate::lock::side::WaiterId;
 #[derive(Clone, Copy, Hash, Debug)]
 pub(crate) struct AtLeast {
     pub(crate) span: Duration,
-    /// Clock sample of the answer or the notification that granted the hold, if this acquisition has received it.
-    pub(crate) clock_sample: Option<ClockSample>,
 }
 
 /// State of a hold that is to rest after its use.
@@ -111,9 +109,11 @@ impl HoldRecord {
         let answered = self.answered;
         let rest = self.rest.as_deref_mut()?;
         if rest.until.is_none() {
-            let AtLeast { span, clock_sample } = rest.at_least;
-            let of_hold = (said != ServerTime::default()).then_some(ClockSample { sent: answered, server: said });
-            let sample = of_hold.or(clock_sample)?;
+            let AtLeast { span } = rest.at_least;
+            if said == ServerTime::default() {
+                return None;
+            }
+            let sample = ClockSample { sent: answered, server: said };
             // The server's clock shows this or less, so the rest is not too short.
             let latest = sample.server.after(lease::surely_over(sample.age_at(now), rules.max_clock_skew));
             rest.until = Some(latest.after(span).in_whole_millis_up());

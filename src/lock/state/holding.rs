@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Entry, GrantOutcome, State};
+use super::{Entry, FirstGrant, GrantOutcome, HandedShare, State};
 use crate::base::error::LossReason;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
@@ -11,7 +11,7 @@ use crate::base::reentry::OwnerId;
 use crate::lock::effects::{CellEvent, Event, InRenewalQueue};
 use crate::lock::record::{GrantIdentity, HoldRecord, NewHold, Next, ShareRemoved};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{First, Pending, WaiterId};
+use crate::lock::side::{First, Patience, Pending, WaiterId};
 
 impl<H: InRenewalQueue> State<H> {
     /// Lets a reader join a hold, if a hold may be joined now and no writer waits here.
@@ -38,6 +38,18 @@ impl<H: InRenewalQueue> State<H> {
     pub(in crate::lock) fn leave_others(&mut self, number: u64, share_id: ShareId) -> Option<Option<Arc<H>>> {
         let entry = self.entry(number);
         entry.record.leave_others(share_id).then(|| entry.ends_sooner().cloned())
+    }
+
+    /// Joins the first waiting reader, with a share that it has to take. The share wants what the waiter wants.
+    pub(in crate::lock) fn join_unclaimed(
+        &mut self,
+        wants: ShareRequest,
+        heard: &Reception,
+        now: Moment,
+    ) -> Option<HandedShare<H>> {
+        let (hold, share_id) = self.join(wants, heard, now)?;
+        self.record(hold.number()).note_unclaimed(share_id, now);
+        Some(HandedShare { hold, share_id, grant: None })
     }
 
     /// Returns a read hold that a reader may join if the server agrees. Returns `None` while a writer waits here.
@@ -80,16 +92,19 @@ impl<H: InRenewalQueue> State<H> {
         Some((number, hold, share_id))
     }
 
-    /// Applies a grant that a waiter has got, either by the answer to its request or by a notification.
+    /// Applies a grant that a requester has got, either by the answer to its request or by a notification. The first waiter
+    /// of the side gets the hold, and readers that wait here join it.
     pub(in crate::lock) fn on_grant(
         &mut self,
         make: impl FnOnce(u64, GrantIdentity) -> Arc<H>,
-        waiter_id: WaiterId,
+        requester_id: WaiterId,
         mut granted: NewHold,
         event: &mut CellEvent<'_, H>,
     ) -> (GrantOutcome<H>, Option<Pending>) {
         let mode = granted.granting.mode;
-        let Some(Some(pending)) = self.pending(mode, waiter_id) else {
+        let side = self.side(mode);
+        let carried_by = side.requester_of(requester_id).map(|requester| requester.carried_by);
+        let (Some(carried_by), Some(pending)) = (carried_by, &mut side.pending) else {
             return (GrantOutcome::NotMine, None);
         };
         if let Some(sent) = granted.answers() {
@@ -97,37 +112,87 @@ impl<H: InRenewalQueue> State<H> {
         }
         pending.is_recorded = true;
         granted.in_doubt_requests = pending.copies;
+        let Some((first, waiter)) = side.first_waiter() else {
+            return (GrantOutcome::NotMine, None);
+        };
+        let is_notified = granted.is_claim;
+        // The copy may have asked for what an earlier waiter wanted.
+        let wants = waiter.wants;
+        let asks_enough = is_notified || granted.grant.asked >= wants.lease.min(wants.max_hold);
+        let is_enough = asks_enough && granted.has_enough(event.now, event.max_clock_skew);
+        let has_enough = waiter.patience == Patience::AskOnce || is_enough;
+        let takes_at_once = has_enough && carried_by == Some(first);
+        let share = wants.from(granted.answers().unwrap_or(event.now));
+        granted.share = share;
         if self.is_overtaken(&granted.granting) {
             return (GrantOutcome::Over, None);
         }
         let Some((number, hold, share_id)) = self.install(make, granted, event) else {
             return (GrantOutcome::Over, None);
         };
-        let pending = self.on_seated(mode, waiter_id, number, event);
-        (GrantOutcome::Hold(hold, share_id), pending)
+        if !takes_at_once {
+            // After the grant was applied, so that the hold is renewed as the whole share needs it.
+            self.record(number).note_unclaimed(share_id, event.now);
+        }
+        let refusal = self.side(mode).refusal.clone();
+        let grant = Some(FirstGrant { has_enough, is_notified, refusal });
+        let handed = HandedShare { hold: Arc::clone(&hold), share_id, grant };
+        let pending = self.seat_first(mode, (!takes_at_once).then_some(handed), event);
+        self.join_others(mode, number, event);
+        (GrantOutcome::Hold(hold, takes_at_once.then_some(share_id)), pending)
     }
 
-    /// Completes a grant, or the join of a reader to which the server has agreed. The waiter leaves the queue, and
-    /// readers that wait here join the hold. Older holds that conflict with this hold are lost, because the server
-    /// would not have granted this hold if it still had them. Returns the waiter's request under way.
-    pub(in crate::lock) fn on_seated(
+    /// Gives the first waiter of a side the share of an older hold which it may join. The readers that wait here join the
+    /// hold, too. Returns the share as an error if no waiter is left, or another task is the requester. The inner value
+    /// is the request of the side, which the caller withdraws.
+    pub(in crate::lock) fn on_joined(
         &mut self,
         mode: Mode,
-        waiter_id: WaiterId,
-        number: u64,
+        requester_id: WaiterId,
+        handed: HandedShare<H>,
+        event: &mut CellEvent<'_, H>,
+    ) -> Result<Option<Pending>, HandedShare<H>> {
+        let side = self.side(mode);
+        if side.requester_of(requester_id).is_none() || !side.has_waiters() {
+            return Err(handed);
+        }
+        // The copies under way are in doubt. Without a requester, an effect starts another one for the other waiters.
+        side.end_requests(event);
+        let number = handed.hold.number();
+        let pending = self.seat_first(mode, Some(handed), event);
+        self.join_others(mode, number, event);
+        Ok(pending)
+    }
+
+    /// Removes the first waiter, the requester and the request of a side, because the waiter has a share. `handed` is the
+    /// share, if the waiter has still to take it.
+    fn seat_first(
+        &mut self,
+        mode: Mode,
+        handed: Option<HandedShare<H>>,
         event: &mut CellEvent<'_, H>,
     ) -> Option<Pending> {
-        let wait_queue = self.wait_queue();
-        let side = wait_queue.side_mut(mode);
-        side.outage = None;
-        side.wake_at_first_answer(event);
-        let leader = side.take_leader(waiter_id).map(|leader| leader.pending);
-        let extra_request = wait_queue.extra_requests.remove(&waiter_id).map(|extra_request| extra_request.pending);
+        let queue = self.wait_queue();
+        let side = queue.side_mut(mode);
+        let first = side.pop_first();
+        let pending = side.on_seated(event);
+        if let (Some(first), Some(handed)) = (first, handed) {
+            match mode {
+                Mode::Read => queue.hand(first.0, handed, event),
+                Mode::Write => queue.hand_write(first, handed, event),
+            }
+        }
+        pending
+    }
+
+    /// Completes a grant, or the join of a reader to which the server has agreed: readers that wait here join the hold. Older
+    /// holds that conflict with this hold are lost, because the server would not have granted this hold if it still had
+    /// them.
+    fn join_others(&mut self, mode: Mode, number: u64, event: &mut CellEvent<'_, H>) {
         if mode == Mode::Read {
             self.join_waiting(number, event);
         }
         self.lose_overtaken(number, event);
-        leader.or(extra_request).flatten()
     }
 
     /// Lets all readers that wait here join a hold, if the hold has enough time for them.
@@ -135,17 +200,19 @@ impl<H: InRenewalQueue> State<H> {
         let (Some(entry), Some(wait_queue)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
         };
-        let (Entry { record, handle: Some(hold), .. }, handed) = (entry, &mut wait_queue.handed) else {
+        let Entry { record, handle: Some(hold), .. } = entry else {
             return;
         };
+        let handed = &mut wait_queue.handed;
         wait_queue.reads.retain_waiters(|waiter_id, waiter| {
             let joined = record.join_phase(waiter.wants.from(event.now), event);
             if let Some(share_id) = joined {
-                handed.insert(waiter_id, (Arc::clone(hold), share_id));
+                handed.insert(waiter_id, HandedShare { hold: Arc::clone(hold), share_id, grant: None });
                 event.wake(waiter_id);
             }
             joined.is_none()
         });
+        wait_queue.reads.stop_without_waiters(event);
     }
 
     /// Returns true if this process has a newer hold that excludes this grant. A notification may bring a grant long
@@ -193,10 +260,9 @@ impl<H: InRenewalQueue> State<H> {
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
             && let Some(wait_queue) = self.wait_queue.as_deref_mut()
-            && let Some((first, _)) = wait_queue.writes.pop_first()
+            && let Some(first) = wait_queue.writes.pop_first()
         {
-            wait_queue.handed.insert(first, (hold, share_id));
-            event.wake(first);
+            wait_queue.hand_write(first, HandedShare { hold, share_id, grant: None }, event);
         }
         removed
     }
@@ -219,10 +285,7 @@ impl<H: InRenewalQueue> State<H> {
         let mode = granted.granting.mode;
         let (number, hold, share_id) = self.install(make, granted, event)?;
         self.on_end(old, event);
-        if mode == Mode::Read {
-            self.join_waiting(number, event);
-        }
-        self.lose_overtaken(number, event);
+        self.join_others(mode, number, event);
         Some((hold, share_id))
     }
 

@@ -1,197 +1,258 @@
-//! Waiters of the lock in this process, and the leaders of its two sides.
+//! Waiters of the lock in this process, and the requesters of its two sides.
 
 use std::sync::Arc;
 
-use super::wait_queue::ExtraRequest;
-use super::{LeftEntry, State, WakeReason};
+use super::{EnteredWaiter, LeftEntry, RequestTerms, State, WakeReason};
+#[cfg(all(test, feature = "_testing"))]
+use crate::base::attempt::AcquisitionId;
 use crate::base::attempt::Failure;
-use crate::base::backoff::Backoff;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::lock::effects::{CellEvent, InRenewalQueue};
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{LastRefusal, Pending, SideOutage, WaitStart, Waiter, WaiterId};
+use crate::lock::side::{
+    Awaits, LastRefusal, NoGrant, Patience, Pending, RequesterSignal, Side, SideOutage, SideRequester, Waiter, WaiterId,
+};
 
 impl<H: InRenewalQueue> State<H> {
-    /// Returns the number of the next waiter.
+    /// Returns the number of the next waiter or requester.
     pub(in crate::lock) fn waiter_id(&mut self) -> WaiterId {
-        self.last_waiter += 1;
-        WaiterId(self.last_waiter)
+        self.last_waiter.0 += 1;
+        WaiterId(self.last_waiter.0)
     }
 
-    /// Adds an acquisition to a side, as its leader or as a waiter. The second value is true if it has to wait until it is
-    /// woken.
+    /// Adds a waiter to a side. If the side has no request, the task of the waiter becomes its requester.
     pub(in crate::lock) fn enter(
         &mut self,
         mode: Mode,
         again: Option<WaiterId>,
         wants: ShareRequest,
         event: &mut CellEvent<'_, H>,
-    ) -> (WaiterId, bool) {
-        let now = event.now;
+    ) -> EnteredWaiter {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
-        // A leader that was passed over is an ordinary waiter from here on, also if it gets a cached hold at once.
-        if let (Some(again), Some(queue)) = (again, self.wait_queue.as_deref_mut()) {
-            queue.extra_requests.remove(&again);
+        let waiter = Waiter::new(wants, Patience::Wait, event.now);
+        if mode == Mode::Write && self.hand_cached(waiter_id, &waiter, event) {
+            return EnteredWaiter { waiter_id, requester_id: None };
         }
-        if mode == Mode::Write && self.hand_cached(waiter_id, wants, event) {
-            return (waiter_id, true);
-        }
-        let may_ask = self.may_ask(mode);
-        let side = self.side(mode);
-        if may_ask && side.is_idle() {
-            side.lead(waiter_id, (wants.owner, WaitStart(now)), event);
-            return (waiter_id, false);
-        }
-        self.recall_cached(mode, event);
-        let side = self.side(mode);
-        side.wait(waiter_id, Waiter { wants, since: WaitStart(now) });
-        (waiter_id, true)
+        self.wait(mode, waiter_id, waiter, event)
     }
 
-    /// Adds a try, unless a task of this process holds the lock or waits for it. If the side has a leader without waiters, the
-    /// try sends an extra request beside it.
+    /// Adds a try, unless a task of this process holds the lock or waits for it. If readers ask for the lock already, a read
+    /// try waits for the answer to the next copy of their request.
     pub(in crate::lock) fn try_enter(
         &mut self,
         mode: Mode,
         wants: ShareRequest,
         event: &mut CellEvent<'_, H>,
-    ) -> Option<(WaiterId, bool)> {
-        let has_waiters =
-            || self.wait_queue.as_deref().is_some_and(|queue| queue.reads.has_waiters() || queue.writes.has_waiters());
+    ) -> Option<EnteredWaiter> {
         let is_in_the_way = match mode {
             Mode::Read => self.used_holds().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
-            Mode::Write => self.used_holds().next().is_some() || has_waiters(),
+            Mode::Write => self.used_holds().next().is_some() || self.has_polled_waiter(),
         };
         if is_in_the_way {
             return None;
         }
         let waiter_id = self.waiter_id();
-        if mode == Mode::Write && self.hand_cached(waiter_id, wants, event) {
-            return Some((waiter_id, true));
+        let waiter = Waiter::new(wants, Patience::AskOnce, event.now);
+        if mode == Mode::Write && self.hand_cached(waiter_id, &waiter, event) {
+            return Some(EnteredWaiter { waiter_id, requester_id: None });
         }
-        let queue = self.wait_queue();
-        if queue.side_mut(mode).has_leader() {
-            queue.extra_requests.insert(waiter_id, ExtraRequest { pending: None, has_lost_right: false });
-        } else {
-            queue.side_mut(mode).lead(waiter_id, (wants.owner, WaitStart(event.now)), event);
+        Some(self.wait(mode, waiter_id, waiter, event))
+    }
+
+    fn wait(&mut self, mode: Mode, waiter_id: WaiterId, waiter: Waiter, event: &mut CellEvent<'_, H>) -> EnteredWaiter {
+        let may_ask = self.may_ask(mode);
+        let side = self.side(mode);
+        let asks = may_ask && !side.has_waiters() && side.requester().is_none();
+        let patience = waiter.patience;
+        side.wait(waiter_id, waiter);
+        if asks {
+            let requester_id = self.waiter_id();
+            self.side(mode).begin_requests(requester_id, Some(waiter_id), event);
+            return EnteredWaiter { waiter_id, requester_id: Some(requester_id) };
         }
-        Some((waiter_id, false))
+        if patience == Patience::AskOnce {
+            side.ask_at_once(event);
+        }
+        self.recall_cached(mode, event);
+        EnteredWaiter { waiter_id, requester_id: None }
+    }
+
+    /// Returns true if the task of a waiter is polled, as far as is known.
+    fn has_polled_waiter(&self) -> bool {
+        let queue = self.wait_queue.as_deref();
+        queue.is_some_and(|queue| queue.reads.has_polled_waiter() || queue.writes.has_polled_waiter())
+    }
+
+    /// Records that the task of this waiter is polled. Returns true if it was stalled: its side may need a requester again.
+    pub(in crate::lock) fn note_waiter_polled(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
+        self.present_side(mode).is_some_and(|side| side.note_waiter_polled(waiter_id))
     }
 
     /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
-        let queue = self.wait_queue();
-        let handed = queue.handed.remove(&waiter_id).map(|(hold, share_id)| WakeReason::Handed(hold, share_id));
-        let taken = handed.or_else(|| queue.failed.remove(&waiter_id).map(WakeReason::Failed));
-        if taken.is_some() {
-            if queue.is_empty() {
-                self.wait_queue = None;
-            }
-            return taken;
+        let queue = self.wait_queue.as_deref_mut()?;
+        let handed = queue.handed.remove(&waiter_id).map(WakeReason::Handed);
+        let taken = handed.or_else(|| match queue.side(mode).refused.get(&waiter_id)?.clone() {
+            NoGrant::Denied => Some(WakeReason::Denied),
+            NoGrant::Failed(failure) => Some(WakeReason::Failed(failure)),
+        });
+        if queue.is_empty() {
+            self.wait_queue = None;
         }
-        let leads = queue.side_mut(mode).leader(waiter_id).is_some();
-        // It was woken as the leader, and has lost the right since. It learns that when it sends its request.
-        let was_passed_by = queue.extra_requests.contains_key(&waiter_id);
-        (leads || was_passed_by).then_some(WakeReason::Ask)
+        taken
     }
 
-    /// Returns the extra request of this try, if it may still send it.
-    fn extra_request(&mut self, waiter_id: WaiterId) -> Option<&mut ExtraRequest> {
-        self.wait_queue().extra_requests.get_mut(&waiter_id).filter(|extra| !extra.has_lost_right)
-    }
-
-    /// Returns the request of this waiter. The outer `Option` is `None` if the waiter may send none.
-    pub(in crate::lock) fn pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<&mut Option<Pending>> {
-        if self.side(mode).leader(waiter_id).is_some() {
-            return self.side(mode).leader(waiter_id).map(|leader| &mut leader.pending);
+    /// Returns what a requester has to do before its next copy is due.
+    pub(in crate::lock) fn requester_signal(&mut self, mode: Mode, requester_id: WaiterId) -> Option<RequesterSignal> {
+        let Some(side) = self.present_side(mode).filter(|side| side.has_polled_waiter()) else {
+            return Some(RequesterSignal::Stop);
+        };
+        match side.requester_of(requester_id) {
+            None => Some(RequesterSignal::Stop),
+            Some(requester) => requester.asks_at_once.then_some(RequesterSignal::AskAtOnce),
         }
-        self.extra_request(waiter_id).map(|extra| &mut extra.pending)
     }
 
-    /// Records until when this leader will be polled again. Returns false if it may not send requests any more.
-    pub(in crate::lock) fn note_polled(&mut self, mode: Mode, waiter_id: WaiterId, poll_deadline: Moment) -> bool {
-        if let Some(leader) = self.side(mode).leader(waiter_id) {
-            leader.poll_deadline = poll_deadline;
-            return true;
+    /// Returns a side, if a waiter or a request is there.
+    pub(in crate::lock) fn present_side(&mut self, mode: Mode) -> Option<&mut Side> {
+        self.wait_queue.as_deref_mut().map(|queue| queue.side_mut(mode))
+    }
+
+    fn requester(&mut self, mode: Mode, requester_id: WaiterId) -> Option<&mut SideRequester> {
+        self.present_side(mode)?.requester_of(requester_id)
+    }
+
+    #[cfg(all(test, feature = "_testing"))]
+    pub(in crate::lock) fn is_requester(&mut self, mode: Mode, requester_id: WaiterId) -> bool {
+        self.requester(mode, requester_id).is_some()
+    }
+
+    #[cfg(all(test, feature = "_testing"))]
+    pub(in crate::lock) fn is_denied(&self, waiter_id: WaiterId) -> bool {
+        let side = |mode| self.wait_queue.as_deref()?.side(mode).refused.get(&waiter_id);
+        [Mode::Read, Mode::Write].into_iter().any(|mode| matches!(side(mode), Some(NoGrant::Denied)))
+    }
+
+    #[cfg(all(test, feature = "_testing"))]
+    pub(in crate::lock) fn pending_id(&self, mode: Mode) -> Option<&AcquisitionId> {
+        self.wait_queue.as_deref()?.side(mode).pending.as_ref().map(|pending| &pending.id)
+    }
+
+    /// Returns the share that the first waiter wants, if this is the requester of the side.
+    pub(in crate::lock) fn wants_of(&mut self, mode: Mode, requester_id: WaiterId) -> Option<ShareRequest> {
+        let side = self.present_side(mode)?;
+        side.requester_of(requester_id)?;
+        side.first_waiter().map(|(_, waiter)| waiter.wants)
+    }
+
+    /// Records until when this requester will be polled again. Returns false if it is not the requester any more.
+    pub(in crate::lock) fn note_polled(&mut self, mode: Mode, requester_id: WaiterId, poll_deadline: Moment) -> bool {
+        let requester = self.requester(mode, requester_id);
+        requester.map(|requester| requester.poll_deadline = poll_deadline).is_some()
+    }
+
+    /// Records that this requester asks the server now, for all waiters that are here. Returns false if it is not the
+    /// requester any more.
+    pub(in crate::lock) fn note_asks(&mut self, mode: Mode, requester_id: WaiterId, poll_deadline: Moment) -> bool {
+        self.present_side(mode).is_some_and(|side| side.note_asks(requester_id, poll_deadline))
+    }
+
+    /// Records that a task of the background is the requester from now on. Returns false if another task is it.
+    pub(in crate::lock) fn move_requester(&mut self, mode: Mode, requester_id: WaiterId) -> bool {
+        let requester = self.requester(mode, requester_id);
+        requester.map(|requester| requester.carried_by = None).is_some()
+    }
+
+    /// Records until when the server may have something of an earlier request of the side.
+    pub(in crate::lock) fn note_earlier(&mut self, mode: Mode, until: Option<Moment>) {
+        if let Some(side) = self.present_side(mode) {
+            side.earlier_until = side.earlier_until.max(until);
         }
-        self.extra_request(waiter_id).is_some()
     }
 
-    /// Begins an attempt of the request in progress, or of the one that `begin` makes. Returns `None` if the waiter may not
-    /// send requests any more.
+    /// Begins a copy of the side's request, or of the one that `begin` makes. Returns `None` if no waiter is left, or if
+    /// another task is the requester.
     pub(in crate::lock) fn begin_attempt(
         &mut self,
         mode: Mode,
-        waiter_id: WaiterId,
+        requester_id: WaiterId,
         poll_deadline: Moment,
         begin: impl FnOnce() -> Pending,
-    ) -> Option<&mut Pending> {
-        if !self.note_polled(mode, waiter_id, poll_deadline) {
+    ) -> Option<(&mut Pending, RequestTerms)> {
+        if !self.note_asks(mode, requester_id, poll_deadline) {
             return None;
         }
-        let newest = WaiterId(self.last_waiter);
-        if let Some(leader) = self.side(mode).leader(waiter_id) {
-            leader.newest = newest;
-        }
-        let pending = self.pending(mode, waiter_id)?.get_or_insert_with(begin);
+        let side = self.present_side(mode)?;
+        let (_, first) = side.first_waiter()?;
+        let (wants, has_patient) = (first.wants, side.has_patient_waiter());
+        let pending = side.pending.get_or_insert_with(begin);
         pending.copies.begin();
-        Some(pending)
+        let terms = RequestTerms { wants, waits: has_patient, is_recorded: pending.is_recorded };
+        Some((pending, terms))
     }
 
-    /// Returns the request of this waiter, for the answer to an attempt.
+    /// Returns the request of the side, for the answer to a copy of this requester.
     pub(in crate::lock) fn end_attempt(
         &mut self,
         mode: Mode,
-        waiter_id: WaiterId,
+        requester_id: WaiterId,
         poll_deadline: Moment,
     ) -> Option<&mut Pending> {
-        if !self.note_polled(mode, waiter_id, poll_deadline) {
-            return None;
-        }
-        self.pending(mode, waiter_id)?.as_mut()
+        let side = self.present_side(mode)?;
+        side.requester_of(requester_id)?.poll_deadline = poll_deadline;
+        side.pending.as_mut()
     }
 
-    /// Takes the request out of the state, for its withdrawal.
-    pub(in crate::lock) fn give_up_pending(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<Pending> {
-        self.pending(mode, waiter_id)?.take()
+    /// Takes the request of this requester out of the state, for its withdrawal.
+    pub(in crate::lock) fn give_up_pending(&mut self, mode: Mode, requester_id: WaiterId) -> Option<Pending> {
+        let side = self.present_side(mode)?;
+        side.requester_of(requester_id)?;
+        side.pending.take()
     }
 
-    /// Records that the server does not answer, or answers again.
+    /// Records that the server does not answer, or answers again. `by` is the requester, or a waiter that needs a renewal.
     pub(in crate::lock) fn on_outage(
         &mut self,
         mode: Mode,
-        waiter_id: WaiterId,
+        by: WaiterId,
         outage: Option<SideOutage>,
         event: &mut CellEvent<'_, H>,
     ) {
-        let side = self.side(mode);
-        let asks = side.leader(waiter_id).is_some();
-        side.on_outage(outage, asks, event);
+        if let Some(side) = self.present_side(mode) {
+            let asks = side.requester_of(by).is_some();
+            side.on_outage(outage, asks, event);
+        }
     }
 
-    /// Fails all waiters that were here when the leader sent its newest attempt, because the attempt was for them too.
+    /// Ends the tries that were here when the requester sent its newest copy, because the server has refused it.
+    pub(in crate::lock) fn deny_tries(&mut self, mode: Mode, requester_id: WaiterId, event: &mut CellEvent<'_, H>) {
+        self.refuse(mode, requester_id, &NoGrant::Denied, event);
+    }
+
+    /// Fails the waiters that were here when the requester sent its newest copy, because the copy was for them too. A failure
+    /// that another copy may not have fails only the tries.
     pub(in crate::lock) fn fail_waiters(
         &mut self,
         mode: Mode,
-        waiter_id: WaiterId,
-        failure: &Failure,
+        requester_id: WaiterId,
+        failure: Failure,
         event: &mut CellEvent<'_, H>,
     ) {
-        let queue = self.wait_queue();
-        let Some(newest) = queue.side_mut(mode).leader(waiter_id).map(|leader| leader.newest) else {
-            return;
-        };
-        for waiter_id in queue.side_mut(mode).take_waiters_up_to(newest).into_keys() {
-            queue.failed.insert(waiter_id, failure.clone());
-            event.wake(waiter_id);
-        }
+        self.refuse(mode, requester_id, &NoGrant::Failed(failure), event);
+    }
+
+    fn refuse(&mut self, mode: Mode, requester_id: WaiterId, why: &NoGrant, event: &mut CellEvent<'_, H>) {
+        self.side(mode).refuse(requester_id, why, event);
     }
 
     /// Returns the waits here, and the holds that guards of this process use. Returns `None` if no task waits.
     pub(in crate::lock) fn local_waits(&self) -> Option<LocalWaits<H>> {
-        let queue = self.wait_queue.as_deref().filter(|queue| !queue.is_idle())?;
+        if self.waiting() == 0 {
+            return None;
+        }
+        let queue = self.wait_queue.as_deref()?;
         let waits = queue.reads.local_waits(Mode::Read).chain(queue.writes.local_waits(Mode::Write)).collect();
         let used = self.used_holds().filter_map(|entry| Some((entry.handle.clone()?, entry.record.owners())));
         Some(LocalWaits { waits, holds: used.collect() })
@@ -206,73 +267,79 @@ impl<H: InRenewalQueue> State<H> {
         (own, refusal)
     }
 
-    /// Returns true if the side of this waiter has had no answer yet: its leader awaits one, or a hold that is being
-    /// released here keeps the side from its first request.
-    pub(in crate::lock) fn awaits_first_answer(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
-        // A try beside the leader waits for the answer to its own request.
-        if self.wait_queue().extra_requests.contains_key(&waiter_id) {
-            return false;
-        }
-        let awaits_release = !self.may_ask(mode) && self.used_holds().next().is_none();
-        let side = self.side(mode);
-        side.awaits_first_answer(waiter_id) || awaits_release && side.awaits_leader(waiter_id)
+    /// Returns the answer for which a waiter at its limit waits. A hold that is being released here may keep the side from its
+    /// first request.
+    pub(in crate::lock) fn awaits(&mut self, mode: Mode) -> Awaits {
+        let will_ask = self.may_ask(mode) || self.used_holds().next().is_none();
+        self.side(mode).awaits(will_ask)
     }
 
-    /// Replaces each leader that was not polled in time by the next waiter, which continues the request. When the former
-    /// leader is polled again, it waits as others do.
-    pub(in crate::lock) fn on_stalled_leader(&mut self, event: &CellEvent<'_, H>) {
+    /// Looks for tasks that were not polled in time. Ends their requesters: the background then starts others, which continue
+    /// the requests. Passes on the write hold that one of them has been handed.
+    pub(in crate::lock) fn on_stalled(&mut self, event: &mut CellEvent<'_, H>) {
         if self.looks_at.is_some_and(|at| at > event.now) {
             return; // a later check is planned
         }
         self.looks_at = None;
         for mode in [Mode::Read, Mode::Write] {
-            if !self.may_ask(mode) {
-                continue;
+            if self.may_ask(mode) {
+                self.side(mode).end_if_stalled(event);
             }
-            let queue = self.wait_queue();
-            let side = queue.side_mut(mode);
-            let Some(mut leader) = side.take_stalled(event.now) else {
-                continue;
-            };
-            if let Some(pending) = &mut leader.pending {
-                pending.copies.abandon_all(event.now.after(event.max_delay));
-            }
-            side.pending = leader.pending;
-            queue.extra_requests.insert(leader.waiter_id, ExtraRequest { pending: None, has_lost_right: true });
         }
+        self.pass_on(event);
     }
 
-    /// Removes a waiter. The next waiter continues the request, if there is one that may.
+    /// Passes a write hold on to the next waiter, if the one that was handed it has not taken it in time. That one waits
+    /// again, and others are served first until its task is polled.
+    fn pass_on(&mut self, event: &mut CellEvent<'_, H>) {
+        let Some(queue) = self.wait_queue.as_deref_mut() else { return };
+        let Some(mut share) = queue.take_back_untaken(event.now) else { return };
+        let Some(next) = queue.writes.pop_first() else { return };
+        let (number, share_id) = (share.hold.number(), share.share_id);
+        let wanted = next.1.wants.from(event.now);
+        // The grant had enough time for the other one, and when it came.
+        share.grant.iter_mut().for_each(|grant| grant.has_enough = false);
+        queue.hand_write(next, share, event);
+        self.change(number, event, |record, event| record.pass_on(share_id, wanted, event));
+    }
+
+    /// Ends a requester. Returns the request if no waiter is left that needs it, and the caller withdraws it. Otherwise the
+    /// background starts another requester.
+    pub(in crate::lock) fn end_requester(
+        &mut self,
+        mode: Mode,
+        requester_id: WaiterId,
+        event: &mut CellEvent<'_, H>,
+    ) -> Option<Pending> {
+        self.requester(mode, requester_id)?;
+        self.side(mode).end_requests(event);
+        self.take_unneeded(mode)
+    }
+
+    /// Takes the request of a side that needs none. So the first waiter that leaves such a side withdraws it.
+    fn take_unneeded(&mut self, mode: Mode) -> Option<Pending> {
+        let queue = self.wait_queue();
+        if queue.side(mode).has_polled_waiter() { None } else { queue.side_mut(mode).pending.take() }
+    }
+
+    /// Removes a waiter. The last one of a side gets its request, and the caller withdraws it.
     pub(in crate::lock) fn leave(
         &mut self,
         mode: Mode,
         waiter_id: WaiterId,
-        backoff: Backoff,
         event: &mut CellEvent<'_, H>,
     ) -> LeftEntry<H> {
-        let may_ask = self.may_ask(mode);
         let queue = self.wait_queue();
-        let handed = queue.handed.remove(&waiter_id);
-        queue.failed.remove(&waiter_id);
+        let handed = queue.handed.remove(&waiter_id).map(|handed| (handed.hold, handed.share_id));
         let side = queue.side_mut(mode);
+        side.refused.remove(&waiter_id);
         side.stop_waiting(waiter_id);
-        let leader = side.take_leader(waiter_id);
-        let goes_on = leader.is_some() && may_ask && side.has_waiters();
-        if leader.is_some() {
-            side.wake_at_first_answer(event);
+        let by_background = side.requester().is_some_and(|requester| requester.carried_by.is_none());
+        let is_carrier = side.requester().is_some_and(|requester| requester.carried_by == Some(waiter_id));
+        if is_carrier || !side.has_polled_waiter() {
+            side.end_requests(event);
         }
-        let asked =
-            leader.map(|leader| leader.pending).or_else(|| Some(queue.extra_requests.remove(&waiter_id)?.pending));
-        let mut pending = asked.flatten();
-        if let Some(pending) = &mut pending {
-            pending.copies.abandon_all(event.now.after(event.max_delay));
-            // A leader that has sent no copy leaves the backoff of the leader before.
-            pending.backoff.get_or_insert(backoff);
-        }
-        let goes_on = goes_on && pending.is_some();
-        if goes_on {
-            queue.side_mut(mode).pending = pending.take();
-        }
-        LeftEntry { pending, handed, goes_on }
+        let earlier_until = side.earlier_until;
+        LeftEntry { pending: self.take_unneeded(mode), by_background, handed, earlier_until }
     }
 }

@@ -12,9 +12,12 @@ impl Driver<'_> {
         if copy.purpose.task().is_some_and(|task| self.task(task).is_asleep) {
             return;
         }
+        if self.is_for_sleeper(copy.purpose) {
+            return;
+        }
         match copy.purpose {
-            Purpose::Acquire { task, slot } => self.on_acquire_answer(task, slot, copy, reply),
-            Purpose::Recheck { task, .. } => self.on_recheck_answer(task, copy, reply),
+            Purpose::Acquire { mode, slot, .. } => self.on_acquire_answer(mode, slot, copy, reply),
+            Purpose::Recheck { .. } => self.on_recheck_answer(copy, reply),
             Purpose::Convert { task, .. } => self.on_convert_answer(task, copy, reply, is_unreachable),
             Purpose::Renew { hold, lease, .. } => self.on_renew_answer(hold, lease, copy, reply),
             Purpose::Leave { slot } => self.on_leave_answer(slot, copy.sent, reply),
@@ -60,45 +63,6 @@ impl Driver<'_> {
         Ok(self.answered(sent, value))
     }
 
-    pub fn on_acquire_answer(&mut self, number: u8, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
-        let (now, sent) = (self.now(), copy.sent);
-        let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
-        let attempt = self.attempt(sent, reply);
-        if let Ok(Answered { value: Acquired::Granted(granted), .. }) = &attempt {
-            let cache = self.cache_answer(&copy, granted.is_waited_for);
-            let new_hold = self.new_hold((slot, mode), granted, (sent, HOLD_LEASE), Some(cache));
-            return self.on_grant(number, slot, new_hold);
-        }
-        self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
-        let blunder = self.process.blunder;
-        let is_mine =
-            self.process.state.end_attempt(mode, waiter_id, now.after(self.rules.poll_within)).map(|pending| {
-                pending.note_attempt(&attempt);
-                if blunder == Some(Blunder::ForgetsAbandoned) {
-                    pending.copies = InDoubt::default();
-                }
-                if reply == Some(HeardReply::Late) && blunder == Some(Blunder::LateForgetsRecord) {
-                    pending.is_recorded = false;
-                }
-            });
-        if is_mine.is_none() {
-            self.task(number).stage = Stage::Waits(true);
-            return;
-        }
-        let outage = attempt.is_err().then_some(SideOutage { since: sent, source: None });
-        self.event(|state, event| state.on_outage(mode, waiter_id, outage, event));
-        let Ok(answer) = attempt else { return };
-        match NextStep::after(&answer.value, waits, || unreachable!("nothing is recalled")) {
-            NextStep::EndRefused => {
-                self.task(number).stage = Stage::Over;
-                self.leave(number, mode, waiter_id);
-            }
-            NextStep::AwaitTurn { .. } if !waits => self.await_replies(number),
-            NextStep::AwaitTurn { .. } => self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: true }),
-            NextStep::Take(_) | NextStep::Pause { .. } | NextStep::AskSoon => {}
-        }
-    }
-
     /// Returns the hold that a grant at `sent` gives. `answer` is absent for a grant by a notification.
     pub fn new_hold(
         &self,
@@ -117,31 +81,6 @@ impl Driver<'_> {
             is_claim: answer.is_none(),
             cache: self.cache_state(answer),
             jitter: Jitter::of(0),
-        }
-    }
-
-    pub fn on_grant(&mut self, number: u8, slot: Slot, new_hold: NewHold) {
-        let now = self.now();
-        let ExploredTask { waiter_id, mode, .. } = *self.task(number);
-        let has_enough = new_hold.has_enough(now, Duration::ZERO);
-        let make = |number, _| Arc::new(ExploredHold(number));
-        let (outcome, _) = self.event(|state, event| state.on_grant(make, waiter_id, new_hold, event));
-        match outcome {
-            GrantOutcome::Hold(hold, share_id) => {
-                let hold = hold.number();
-                self.note_new_hold(hold, slot);
-                self.close(|copy| matches!(copy.purpose, Purpose::Acquire { task, .. } if task == number));
-                match has_enough {
-                    true => self.seat(number, hold, share_id, share_id.token),
-                    false => self.accept(number, hold, share_id, now),
-                }
-            }
-            GrantOutcome::Over => {
-                let pending = self.process.state.give_up_pending(mode, waiter_id);
-                pending.iter().for_each(|pending| self.take_back(pending));
-                self.task(number).stage = Stage::Asks(Ask::Pauses { is_queued: false });
-            }
-            GrantOutcome::NotMine => self.task(number).stage = Stage::Waits(true),
         }
     }
 
@@ -174,6 +113,19 @@ impl Driver<'_> {
         self.out.entered.push((mode, i8::try_from(relative).unwrap_or(i8::MIN), slot));
     }
 
+    /// Takes a share that was handed to a task.
+    pub fn take_handed(&mut self, number: u8, handed: &HandedShare<ExploredHold>) {
+        let (now, hold, share_id) = (self.now(), handed.hold.number(), handed.share_id);
+        if !handed.grant.as_ref().is_some_and(|grant| grant.has_enough) {
+            return self.accept(number, hold, share_id, now);
+        }
+        let share = (share_id, self.wants().from(now));
+        match self.event_of(hold, |record, event| record.accept_granted(share, event)) {
+            Accepted::Taken(token) => self.seat(number, hold, share_id, token),
+            Accepted::Over | Accepted::Short { .. } => self.wait_after(number, hold, share_id),
+        }
+    }
+
     pub fn accept(&mut self, number: u8, hold: u64, share_id: ShareId, since: Moment) {
         let (now, waiter_id) = (self.now(), self.task(number).waiter_id);
         let share = (share_id, self.wants().from(now));
@@ -185,25 +137,21 @@ impl Driver<'_> {
                 self.renew_from_here(hold);
                 self.look_soon(hold);
             }
-            Accepted::Over => {
-                self.remove_share(hold, share_id);
-                self.task(number).was_late = self.has_threads();
-                let ExploredTask { mode, waits, .. } = *self.task(number);
-                let wants = self.wants();
-                let entered = self.event(|state, event| match waits {
-                    true => Some(state.enter(mode, Some(waiter_id), wants, event)),
-                    // It asks at once, unless a waiter of this process is before it.
-                    false => state.try_enter(mode, wants, event),
-                });
-                let task = self.task(number);
-                task.stage = match entered {
-                    Some((_, true)) => Stage::Waits(true),
-                    Some((_, false)) => Stage::Asks(Ask::First),
-                    None => Stage::Over,
-                };
-                task.waiter_id = entered.map_or(waiter_id, |(waiter_id, _)| waiter_id);
-            }
+            Accepted::Over => self.wait_after(number, hold, share_id),
         }
+    }
+
+    /// Waits again after the end of a share. A try asks at once, unless a waiter of this process is before it.
+    fn wait_after(&mut self, number: u8, hold: u64, share_id: ShareId) {
+        self.remove_share(hold, share_id);
+        self.task(number).was_late = self.has_threads();
+        let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
+        let wants = self.wants();
+        let entered = self.event(|state, event| match waits {
+            true => Some(state.enter(mode, Some(waiter_id), wants, event)),
+            false => state.try_enter(mode, wants, event),
+        });
+        self.note_entered(number, entered);
     }
 
     /// Does what a waiter does whose share has too little time, before it waits.
@@ -259,32 +207,5 @@ impl Driver<'_> {
             (None, _) => departing.due = Some(retry),
         }
         hold.into_iter().for_each(|hold| self.on_end(hold));
-    }
-
-    pub fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
-        let now = self.now();
-        let takes_old = self.has(Blunder::TakesGrantsThatAreOver);
-        let grant = grant.map(|grant| match grant.remaining {
-            0 if takes_old => HeardGrant { remaining: 2, ..grant },
-            _ => grant,
-        });
-        for number in self.numbers() {
-            let ExploredTask { waiter_id, mode, is_asleep, ref stage, .. } = *self.task(number);
-            let awaits = matches!(stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
-            if is_asleep || !awaits {
-                continue;
-            }
-            let is_own = self.has_asked_as(mode, waiter_id, slot);
-            match grant.filter(|grant| grant.remaining > 0) {
-                _ if !is_own => {}
-                None => self.task(number).stage = Stage::Asks(Ask::Again),
-                Some(heard) => {
-                    // The answer to the claim says whether the hold may be cached.
-                    let granted = self.granted(heard);
-                    let new_hold = self.new_hold((slot, mode), &granted, (now, ticks(MAX_DELAY)), None);
-                    self.on_grant(number, slot, new_hold);
-                }
-            }
-        }
     }
 }

@@ -38,7 +38,7 @@ pub enum Blunder {
     KeepsConverted,
     /// Takes a notified grant from before the acquisition was queued again.
     TakesGrantFromBefore,
-    /// Replaces no leader whose future is not polled any more.
+    /// Replaces no requester whose future is not polled any more.
     NeverLooksForStalled,
     /// Takes no notice of recalls.
     StaysWhenRecalled,

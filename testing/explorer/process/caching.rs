@@ -36,30 +36,12 @@ impl Process {
         joined.into_iter().chain(taken).map(|(hold, _)| self.slot_of_hold(hold.number())).collect()
     }
 
-    /// Returns the numbers and slots of the waiters in the queue of the server that no answer is on its way to, and that are
-    /// not asleep.
-    pub fn queued(&self) -> Vec<(WaiterId, Slot)> {
-        let mut state = self.state.clone();
-        let queued = self.tasks.iter().filter(|task| {
-            let awaits = matches!(task.stage, Stage::Asks(Ask::Pauses { is_queued: true } | Ask::AwaitsReplies { .. }));
-            awaits && !task.is_asleep
-        });
-        let slot = |task: &ExploredTask| Some(slot_of(&state.pending(task.mode, task.waiter_id)?.as_ref()?.id));
-        let mut slot = slot;
-        queued.filter_map(|task| Some((task.waiter_id, slot(task)?))).collect()
-    }
-
-    /// Returns true if this waiter still asks the server.
-    pub fn still_asks(&self, waiter_id: WaiterId) -> bool {
-        let asks = |task: &ExploredTask| task.waiter_id == waiter_id && matches!(task.stage, Stage::Asks(_));
-        self.tasks.iter().any(asks)
-    }
-
     /// Returns true if no answer is on its way to this process or has failed to come, and nothing is to be given back.
     pub fn is_quiet(&self) -> bool {
         // The renewal for which such a task waits has failed, and the next one comes with the next tick.
         let awaits_renewal = self.tasks.iter().any(|task| matches!(task.stage, Stage::Accepts { .. }));
         let is_answered = self.copies.is_empty() && self.pausing().next().is_none() && !awaits_renewal;
+        let is_answered = is_answered && self.pausing_sides().next().is_none();
         is_answered && self.departing.is_empty() && !self.is_behind
     }
 
@@ -140,48 +122,6 @@ impl Driver<'_> {
         if self.out.is_in_use && !has_guard {
             self.out.broken = Some(Broken::InUseWhenIdle);
         }
-    }
-
-    /// A guard is inside, so a try ends.
-    pub fn on_in_use(&mut self, slot: Slot) {
-        for number in self.numbers() {
-            let ExploredTask { waiter_id, mode, ref stage, .. } = *self.task(number);
-            if matches!(stage, Stage::Asks(Ask::AwaitsReplies { .. })) && self.has_asked_as(mode, waiter_id, slot) {
-                self.end_try(number);
-            }
-        }
-    }
-
-    /// Returns true if this waiter has asked the server under this slot.
-    pub fn has_asked_as(&mut self, mode: Mode, waiter_id: WaiterId, slot: Slot) -> bool {
-        let id = id_of(slot);
-        let pending = self.process.state.pending(mode, waiter_id);
-        pending.is_some_and(|pending| pending.as_ref().is_some_and(|pending| pending.id == id))
-    }
-
-    /// A try waits for the replies to its recall.
-    pub fn await_replies(&mut self, number: u8) {
-        let (now, then) = (self.now(), self.now().after(TICK));
-        let until = *self.task(number).recalls_until.get_or_insert(then);
-        self.task(number).stage = Stage::Asks(Ask::AwaitsReplies { until });
-        if until <= now {
-            self.on_no_reply(number);
-        }
-    }
-
-    /// The time for replies is over. The try asks once more, because a reply may have been lost.
-    pub fn on_no_reply(&mut self, number: u8) {
-        if std::mem::replace(&mut self.task(number).has_heard_nothing, true) {
-            self.end_try(number);
-        } else {
-            self.task(number).stage = Stage::Asks(Ask::Again);
-        }
-    }
-
-    fn end_try(&mut self, number: u8) {
-        let ExploredTask { waiter_id, mode, .. } = *self.task(number);
-        self.task(number).stage = Stage::Over;
-        self.leave(number, mode, waiter_id);
     }
 
     pub fn on_subscribed(&mut self) {

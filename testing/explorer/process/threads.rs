@@ -70,11 +70,8 @@ impl Process {
     pub fn awaited(&self) -> Vec<(u8, AwaitedAnswer)> {
         let mut state = self.state.clone();
         let mut awaited = |copy: &FlyingCopy| match copy.purpose {
-            Purpose::Acquire { task, .. } => {
-                let ExploredTask { mode, waits, .. } = self.tasks[usize::from(task)];
-                AwaitedAnswer::Acquire { mode, waits }
-            }
-            Purpose::Recheck { slot, .. } => {
+            Purpose::Acquire { mode, waits, .. } => AwaitedAnswer::Acquire { mode, waits },
+            Purpose::Recheck { slot } => {
                 let (hold, _) = self.holds.iter().find(|(_, of)| *of == slot).expect("it is not forgotten");
                 let token = i64::try_from(state.record(*hold).token().as_u64()).expect("small");
                 AwaitedAnswer::Recheck { first: i8::try_from(token - self.top).unwrap_or(i8::MIN) }
@@ -84,12 +81,6 @@ impl Process {
             Purpose::Convert { .. } => unreachable!("these scenes convert nothing"),
         };
         self.copies.iter().map(|copy| (copy.number, awaited(copy))).collect()
-    }
-
-    /// Returns the slots of the acquisitions in the queue of the server, with their sides.
-    pub fn queued_sides(&self) -> Vec<(Slot, Mode)> {
-        let side = |waiter_id| self.tasks.iter().find(|task| task.waiter_id == waiter_id).map(|task| task.mode);
-        self.queued().into_iter().filter_map(|(waiter_id, slot)| Some((slot, side(waiter_id)?))).collect()
     }
 
     /// Returns true if the process has a hold that excludes this side, and has not begun to release it.

@@ -1,6 +1,7 @@
 //! Reactions of a process to its inputs, except answers.
 
 use super::*;
+use crate::lock::state::EnteredWaiter;
 
 /// Inputs of the process.
 impl Driver<'_> {
@@ -14,6 +15,7 @@ impl Driver<'_> {
             Told::Answer { copy, reply } => self.on_answer(copy, reply, false),
             Told::Unreachable { copy } => self.on_answer(copy, None, true),
             Told::Retry { task } => self.retry(task),
+            Told::AskAgain { mode } => self.ask_again(mode),
             Told::Notice { slot, grant } => self.on_notice(slot, grant),
             Told::Recall { token, tries } => self.on_recall(token, tries),
             Told::InUse { slot } => self.on_in_use(slot),
@@ -49,16 +51,7 @@ impl Driver<'_> {
             Mode::Write => self.process.state.take_cached(wants, &reception, now),
         };
         let stage = Stage::Over;
-        let task = ExploredTask {
-            waiter_id: WaiterId::of(0),
-            mode,
-            waits,
-            recalls_until: None,
-            has_heard_nothing: false,
-            was_late: false,
-            is_asleep: false,
-            stage,
-        };
+        let task = ExploredTask { waiter_id: WaiterId::of(0), mode, waits, was_late: false, is_asleep: false, stage };
         if let Some((hold, share_id)) = joined {
             let number = u8::try_from(self.process.tasks.len()).expect("few");
             self.process.tasks.push(task);
@@ -70,16 +63,24 @@ impl Driver<'_> {
             true => Some(state.enter(mode, None, wants, event)),
             false => state.try_enter(mode, wants, event),
         });
-        let (waiter_id, stage) = match entered {
-            Some((waiter_id, true)) => (waiter_id, Stage::Waits(true)),
-            Some((waiter_id, false)) => (waiter_id, Stage::Asks(Ask::First)),
-            None => (WaiterId::of(0), Stage::Over),
-        };
-        self.process.tasks.push(ExploredTask { waiter_id, stage, ..task });
+        self.process.tasks.push(task);
+        let number = u8::try_from(self.process.tasks.len() - 1).expect("few");
+        self.note_entered(number, entered);
         if self.has_threads() {
             // The future of a new task goes on in the same poll.
-            self.poll(u8::try_from(self.process.tasks.len() - 1).expect("few"));
+            self.poll(number);
+            self.poll_requester(mode);
         }
+    }
+
+    /// Notes the entry of a waiter. `None`: a hold or a waiter of this process prevents a try.
+    pub fn note_entered(&mut self, number: u8, entered: Option<EnteredWaiter>) {
+        let task = self.task(number);
+        task.stage = if entered.is_some() { Stage::Waits(true) } else { Stage::Over };
+        let Some(EnteredWaiter { waiter_id, requester_id }) = entered else { return };
+        task.waiter_id = waiter_id;
+        let mode = task.mode;
+        requester_id.into_iter().for_each(|id| self.add_requester(mode, id, Some(waiter_id)));
     }
 
     /// Ends the acquisition of a task whose future is dropped or has got its answer.
@@ -91,24 +92,15 @@ impl Driver<'_> {
             return self.remove_share(hold, share_id);
         }
         self.task(number).stage = Stage::Over;
-        match stage {
-            Stage::Asks(Ask::Rechecks { hold, share_id }) => {
-                let until = self.now().after(self.rules.max_delay);
-                let until = if self.has(Blunder::ForgetsAbandoned) { Moment::from_nanos(0) } else { until };
-                self.record(hold).copies_mut().abandon(until);
-                self.close(|copy| matches!(copy.purpose, Purpose::Recheck { task, .. } if task == number));
-                self.remove_share(hold, share_id);
-            }
-            Stage::Accepts { hold, share_id, .. } => self.remove_share(hold, share_id),
-            _ => {}
+        if let Stage::Accepts { hold, share_id, .. } = stage {
+            self.remove_share(hold, share_id);
         }
-        self.leave(number, mode, waiter_id);
+        self.leave(mode, waiter_id);
     }
 
-    pub fn leave(&mut self, number: u8, mode: Mode, waiter_id: WaiterId) {
-        let left = self.event(|state, event| state.leave(mode, waiter_id, Backoff::new(), event));
-        self.close(|copy| matches!(copy.purpose, Purpose::Acquire { task, .. } if task == number));
-        let is_answered_try = !self.task(number).waits && self.task(number).recalls_until.is_some();
+    pub fn leave(&mut self, mode: Mode, waiter_id: WaiterId) {
+        let is_answered_try = self.process.state.is_denied(waiter_id) || self.has_recalled(mode);
+        let left = self.event(|state, event| state.leave(mode, waiter_id, event));
         let stays = match self.process.blunder {
             Some(Blunder::KeepsRequest) => true,
             Some(Blunder::TryStays) => is_answered_try,
@@ -191,9 +183,8 @@ impl Driver<'_> {
     /// Ends the pause of a task.
     fn retry(&mut self, number: u8) {
         let now = self.now();
-        match &mut self.task(number).stage {
-            Stage::Converts { conversion, .. } => conversion.stage = ConversionStage::Pauses(now),
-            stage => *stage = after_pause(std::mem::replace(stage, Stage::Over)),
+        if let Stage::Converts { conversion, .. } = &mut self.task(number).stage {
+            conversion.stage = ConversionStage::Pauses(now);
         }
     }
 
@@ -205,27 +196,16 @@ impl Driver<'_> {
             self.process.copies.iter().filter(|copy| now.since(copy.sent) >= overdue).map(|copy| copy.number).collect();
         late.into_iter().for_each(|copy| self.on_answer(copy, None, false));
         self.replace_stalled();
-        let sends_no_heartbeat = self.has(Blunder::NeverAsksAgain);
-        for task in self.process.tasks.iter_mut().filter(|task| !task.is_asleep) {
-            if !(sends_no_heartbeat && task.stage == Stage::Asks(Ask::Pauses { is_queued: true })) {
-                task.stage = after_pause(std::mem::replace(&mut task.stage, Stage::Over));
-            }
-        }
-        for number in self.numbers() {
-            let ExploredTask { is_asleep, ref stage, .. } = *self.task(number);
-            if !is_asleep && matches!(stage, Stage::Asks(Ask::AwaitsReplies { until }) if *until <= now) {
-                self.on_no_reply(number);
-            }
-        }
+        self.requesters_ask_again();
         let holds: Vec<_> = self.process.state.handles().map(|hold| hold.number()).collect();
         holds.into_iter().for_each(|hold| self.look_soon(hold));
     }
 
-    /// Does what the background does with leaders that are not polled.
+    /// Does what the background does with requesters that are not polled.
     fn replace_stalled(&mut self) {
         let looks = !self.has(Blunder::NeverLooksForStalled);
         if looks && self.process.tasks.iter().any(|task| task.is_asleep) {
-            self.event(|state, event| state.on_stalled_leader(event));
+            self.event(|state, event| state.on_stalled(event));
         }
     }
 
@@ -262,13 +242,5 @@ impl Driver<'_> {
 
     pub fn on_end(&mut self, hold: u64) {
         self.event(|state, event| state.on_end(hold, event));
-    }
-}
-
-fn after_pause(stage: Stage) -> Stage {
-    match stage {
-        Stage::Asks(Ask::Pauses { .. }) => Stage::Asks(Ask::Again),
-        Stage::Asks(Ask::RechecksLater) => Stage::Asks(Ask::First),
-        stage => stage,
     }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Time for which a server's answer counts for the waiters behind the leader, which is until the next heartbeat.
+/// Time for which a server's answer counts for all waiters of a side, which is until the next heartbeat.
 const ANSWER_COUNTS_FOR: Micros = 1_010 * MS;
 
 /// Checks that the server has answered each denial, as far as other waiters matter.

@@ -53,22 +53,22 @@ fn cache_answer(recalls: &Recalls, sent: Moment) -> CacheAnswer {
 /// Grants the lock to a waiter. `tell` makes the answer about caching that comes with the grant.
 fn granted_with(mode: Mode, tokens: u64, tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>) -> CachingHolder {
     let table = table();
-    let entry = table.enter(&key(), mode, wants(), now());
-    granted_to(table, &entry, (mode, tokens), tell)
+    let requester = carried(&mut table.enter(&key(), mode, wants(), now()));
+    granted_to(table, &requester, (mode, tokens), tell)
 }
 
-/// Grants the lock to this leader.
+/// Grants the request of this requester to the waiter whose task it is.
 fn granted_to(
     table: Arc<Table>,
-    entry: &WaitEntry,
+    requester: &RequesterEntry,
     (mode, tokens): (Mode, u64),
     tell: impl FnOnce(&Recalls, Moment) -> Option<CacheAnswer>,
 ) -> CachingHolder {
     let sent = now();
-    let recalls = entry.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(PassOn(cell))))));
+    let recalls = requester.recalls(|cell| Some(Arc::new(Recalls::new(Box::new(PassOn(cell))))));
     let recalls = recalls.expect("somebody listens");
     recalls.on_confirmed(subscription(1));
-    assert!(sends(entry, 1).is_some());
+    assert!(sends(requester, 1).is_some());
     let answered = tell(&recalls, sent);
     let new_hold = NewHold {
         cache: Some((Box::new(CacheState::new(CACHE_FOR)), answered)),
@@ -76,9 +76,7 @@ fn granted_to(
         share_until: None,
         ..new_hold(1, mode, (FIRST, tokens), sent)
     };
-    let Installed::Hold(hold, share_id) = entry.on_grant(new_hold, now()).0 else {
-        panic!("there is something left of it")
-    };
+    let (hold, share_id) = taken(requester.on_grant(new_hold, now()).0);
     CachingHolder { table, recalls, hold, share_id }
 }
 
@@ -183,7 +181,7 @@ fn recall_of_an_earlier_hold_does_no_harm() {
 fn hold_is_not_cached_where_a_writer_asks_for_it() {
     let holder = granted(Read, 1);
     let mut writer = holder.enters(Write);
-    assert!(asks(&mut writer) && sends(&writer, 2).is_some());
+    assert!(sends(&carried(&mut writer), 2).is_some());
     assert_eq!(holder.leave(), ShareRemoved::Last);
 }
 
@@ -193,7 +191,10 @@ fn try_is_not_shut_out_by_a_hold_that_is_given_up() {
         let holder = cached(mode, 8);
         holder.recall(FIRST);
         assert!(holder.is_given_up());
-        assert!(try_enter(&holder.table, Write).is_some_and(|entry| entry.is_leader()));
+        let entry = try_enter(&holder.table, Write).expect("no guard is inside");
+        holder.table.on_end(&holder.hold);
+        // While the process has a write hold, its writers do not ask.
+        assert!(entry.is_requester() || sends(&started(&holder.table), 2).is_some());
     }
     let holder = granted(Write, 8);
     assert!(try_enter(&holder.table, Read).is_none(), "a guard is inside");
@@ -277,20 +278,24 @@ fn writer_with_too_little_left_is_handed_a_cached_hold_and_waits_for_its_renewal
 }
 
 #[test]
-fn stalled_writer_that_takes_a_cached_hold_leaves_nothing_in_its_cell() {
+fn writer_that_takes_a_cached_hold_as_it_waits_again_leaves_nothing_in_its_cell() {
     let table = table();
-    let mut stalled = enter(&table, Write);
-    let mut next = enter(&table, Write);
-    table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
-    assert!(asks(&mut next));
+    let (requester, [_, mut again]) = enter_all(&table, Write);
+    let (lost, share_id) = grant(&requester, 1, Write, 1, 3);
+    assert!(matches!(remove(&lost, share_id), ShareRemoved::HandedOver(_)));
+    let (_, share_id) = handed(&mut again);
+    lost.lose(LossReason::Gone);
+    let reader = enter(&table, Read);
+    table.on_end(&lost);
+    let (requester, _) = enter_first(&table, Write);
+    leave(reader);
     let tell = |recalls: &Recalls, sent| Some(cache_answer(recalls, sent));
-    let holder = granted_to(Arc::clone(&table), &next, (Write, 64), tell);
+    let holder = granted_to(Arc::clone(&table), &requester, (Write, 64), tell);
+    remove(&lost, share_id);
     assert_eq!(remove(&holder.hold, holder.share_id), ShareRemoved::Kept);
-    assert!(stalled.waits_again(wants(), now()));
-    let (hold, share_id) = handed(&mut stalled);
-    assert!(matches!(
-        hold.accept(stalled.waiter_id(), (share_id, wants().from(now())), now(), now()),
-        Accepted::Taken(_)
-    ));
+    assert!(again.waits_again(wants(), now()));
+    let (hold, share_id) = handed(&mut again);
+    let accepted = hold.accept(again.waiter_id(), (share_id, wants().from(now())), now(), now());
+    assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
     assert_eq!(table.counts().waiters, 0);
 }

@@ -1,146 +1,168 @@
 //! Stages of an acquisition in its process, and what each event makes of them. The code makes the tables of ARCHITECTURE.md,
 //! and the test compares them with the page.
 
+use super::requesters::{answers, queued, unreplicated};
 use super::*;
 use crate::base::attempt::{Acquired, Granted};
-use crate::lock::side::{NextStep, SideOutage};
+use crate::lock::side::{NextStep, Patience, SideOutage};
 
 /// Stage of a writer's acquisition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AcquisitionStage {
-    WaitsForLeader,
+    SendsFirst,
+    WaitsForAnswer,
     WaitsForGuard,
-    Asks,
-    AsksBefore,
-    AsksBeside,
     HasShare,
+    IsFailed,
 }
 
-const STAGES: [(AcquisitionStage, &str); 6] = [
-    (AcquisitionStage::WaitsForLeader, "waits behind the leader"),
+const STAGES: [(AcquisitionStage, &str); 5] = [
+    (AcquisitionStage::SendsFirst, "waits, and its task sends the first copy"),
+    (AcquisitionStage::WaitsForAnswer, "waits, and the background sends the copies"),
     (AcquisitionStage::WaitsForGuard, "waits for the write guard of the process"),
-    (AcquisitionStage::Asks, "asks, and no other waits"),
-    (AcquisitionStage::AsksBefore, "asks, and others wait"),
-    (AcquisitionStage::AsksBeside, "asks beside the leader (a try)"),
     (AcquisitionStage::HasShare, "has a share, and has not looked"),
+    (AcquisitionStage::IsFailed, "has failed, and has not looked"),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum StageEvent {
-    OwnGrant,
-    GrantOfLeader,
+    Granted,
+    Refused,
+    TryRefused,
     GuardLeaves,
-    LeaderLeaves,
-    LeaderStalls,
+    RequesterStalls,
     NoReplica,
     OutageBegins,
     OwnEnd,
+    OwnEndBeforeOthers,
 }
 
-const EVENTS: [(StageEvent, &str); 8] = [
-    (StageEvent::OwnGrant, "the server grants its request"),
-    (StageEvent::GrantOfLeader, "the server grants the request of the leader"),
+const EVENTS: [(StageEvent, &str); 9] = [
+    (StageEvent::Granted, "the server grants the request"),
+    (StageEvent::Refused, "the server refuses the request"),
+    (StageEvent::TryRefused, "the server refuses the request of a try"),
     (StageEvent::GuardLeaves, "the write guard of the process leaves"),
-    (StageEvent::LeaderLeaves, "the future of the leader is dropped"),
-    (StageEvent::LeaderStalls, "the future of the leader is not polled in time"),
-    (StageEvent::NoReplica, "too few replicas have the grant of the leader"),
-    (StageEvent::OutageBegins, "the server does not answer the leader"),
-    (StageEvent::OwnEnd, "its own future is dropped"),
+    (StageEvent::RequesterStalls, "the task that sends the copies is not polled in time, and others wait"),
+    (StageEvent::NoReplica, "too few replicas have the grant"),
+    (StageEvent::OutageBegins, "the server does not answer"),
+    (StageEvent::OwnEnd, "its own future is dropped, and no other waits"),
+    (StageEvent::OwnEndBeforeOthers, "its own future is dropped, and others wait"),
 ];
 
-/// Request of the leader, and of the acquisition if it sends one of its own.
-const OF_LEADER: u64 = 1;
-const OF_SUBJECT: u64 = 2;
+const REQUEST: u64 = 1;
 
-/// An acquisition in one stage, with those that the stage needs.
+/// An acquisition in one stage, with the requester and the guard that the stage has.
 struct StagedAcquisition {
     table: Arc<Table>,
     subject: WaitEntry,
-    leader: Option<WaitEntry>,
-    behind: Option<WaitEntry>,
+    requester: Option<RequesterEntry>,
     guard: Option<(Arc<Hold>, ShareId)>,
 }
 
 impl StagedAcquisition {
-    fn at(stage: AcquisitionStage) -> Self {
+    fn at(stage: AcquisitionStage, patience: Patience) -> Self {
         let table = table();
-        let leader = || {
-            let leader = enter(&table, Write);
-            sends(&leader, OF_LEADER);
-            leader
+        if matches!(stage, AcquisitionStage::WaitsForGuard | AcquisitionStage::HasShare) {
+            return Self::behind_guard(table, stage);
+        }
+        let mut subject = match patience {
+            Patience::Wait => enter(&table, Write),
+            Patience::AskOnce => try_enter(&table, Write).expect("no task of the process is in the way"),
         };
-        let (mut front, mut behind, mut guard) = (None, None, None);
-        let subject = match stage {
-            AcquisitionStage::WaitsForLeader => {
-                front = Some(leader());
-                enter(&table, Write)
+        let requester = carried(&mut subject);
+        sends(&requester, REQUEST);
+        match stage {
+            AcquisitionStage::WaitsForAnswer => {
+                answers(&requester, queued());
+                assert!(requester.move_to_background());
+                sends(&requester, REQUEST);
             }
-            AcquisitionStage::WaitsForGuard | AcquisitionStage::HasShare => {
-                let held = grants(&leader(), OF_LEADER);
-                let subject = enter(&table, Write);
-                if stage == AcquisitionStage::HasShare {
-                    remove(&held.0, held.1);
-                } else {
-                    guard = Some(held);
-                }
-                subject
+            AcquisitionStage::IsFailed => {
+                requester.fail_waiters(unreplicated(), now());
+                return Self { table, subject, requester: None, guard: None };
             }
-            AcquisitionStage::Asks | AcquisitionStage::AsksBefore => {
-                let subject = enter(&table, Write);
-                sends(&subject, OF_SUBJECT);
-                behind = (stage == AcquisitionStage::AsksBefore).then(|| enter(&table, Write));
-                subject
-            }
-            AcquisitionStage::AsksBeside => {
-                front = Some(leader());
-                let subject = try_enter(&table, Write).expect("no task of the process is in the way");
-                sends(&subject, OF_SUBJECT);
-                subject
-            }
-        };
-        Self { table, subject, leader: front, behind, guard }
+            _ => {}
+        }
+        Self { table, subject, requester: Some(requester), guard: None }
+    }
+
+    fn behind_guard(table: Arc<Table>, stage: AcquisitionStage) -> Self {
+        let (hold, share_id) = grant(&enter_first(&table, Write).0, 9, Write, 1000, 64);
+        let subject = enter(&table, Write);
+        if stage == AcquisitionStage::HasShare {
+            remove(&hold, share_id);
+        }
+        let guard = (stage == AcquisitionStage::WaitsForGuard).then_some((hold, share_id));
+        Self { table, subject, requester: None, guard }
     }
 
     /// Applies an event. Returns `None` if the event cannot come in this stage.
-    fn after(mut self, event: StageEvent) -> Option<&'static str> {
+    fn after(mut self, event: StageEvent) -> Option<String> {
         match event {
-            StageEvent::OwnGrant => {
-                let has_asked = self.subject.has_traces();
-                return has_asked.then(|| grants(&self.subject, OF_SUBJECT)).map(|_| "has a hold");
+            StageEvent::OwnEnd => return Some(self.end()),
+            StageEvent::OwnEndBeforeOthers => {
+                enter(&self.table, Write);
+                return Some(self.end());
             }
-            StageEvent::OwnEnd => return Some(end_of(&leave(self.subject))),
-            StageEvent::GrantOfLeader => drop(grants(self.leader.as_ref()?, OF_LEADER)),
             StageEvent::GuardLeaves => {
                 let (hold, share_id) = self.guard.take()?;
                 remove(&hold, share_id);
             }
-            StageEvent::LeaderLeaves => drop(leave(self.leader.take()?)),
-            StageEvent::LeaderStalls => {
-                // The leader may be the acquisition itself.
-                self.leader.as_ref().or(self.behind.as_ref())?;
+            StageEvent::Granted => {
+                let requester = self.requester.as_ref()?;
+                let installed = requester.on_grant(new_hold(REQUEST, Write, (1000, 64), now()), now()).0;
+                match installed {
+                    Installed::Hold(_, Some(_)) => return Some("has a hold".into()),
+                    Installed::Hold(_, None) => {}
+                    Installed::Over | Installed::NotMine => panic!("{installed:?}"),
+                }
+            }
+            StageEvent::Refused | StageEvent::TryRefused => {
+                let requester = self.requester.as_ref()?;
+                answers(requester, queued());
+                requester.deny_tries(now());
+            }
+            StageEvent::RequesterStalls => {
+                self.requester.as_ref()?;
+                enter(&self.table, Write);
                 self.table.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
             }
-            StageEvent::NoReplica => {
-                let failure = Failure::Unreplicated { asked: 1, acknowledged: 0, node: None };
-                let leader = self.leader.as_ref()?;
-                // The request was also for those that came before its newest copy.
-                sends(leader, OF_LEADER);
-                leader.fail_waiters(&failure);
-            }
+            StageEvent::NoReplica => self.requester.as_ref()?.fail_waiters(unreplicated(), now()),
             StageEvent::OutageBegins => {
-                self.leader.as_ref()?.on_outage(Some(SideOutage { since: now(), source: None }));
+                self.requester.as_ref()?.on_outage(Some(SideOutage::new(now(), None)));
             }
         }
-        Some(stage_of(&mut self.subject))
+        Some(format!("{}{}", stage_of(&mut self.subject), self.goes_on()))
+    }
+
+    /// Drops the future of the acquisition.
+    fn end(self) -> String {
+        let Self { table, subject, requester, guard } = self;
+        let left = leave(subject);
+        let has_next = left.pending.is_none() && left.handed.is_none();
+        let end = match &left {
+            Leaving { handed: Some(_), .. } => "ends, and its share is released",
+            Leaving { pending: Some(_), .. } => "ends, and the request is withdrawn",
+            Leaving { .. } => "ends",
+        };
+        // The other waiter of this scene keeps the request, whichever task sends it.
+        let goes_on = if has_next { continued(&table, requester.as_ref()) } else { "" };
+        drop(guard);
+        format!("{end}{goes_on}")
+    }
+
+    fn goes_on(&self) -> &'static str {
+        continued(&self.table, None)
     }
 }
 
-/// Turns the answer to a request that was sent into a hold.
-fn grants(entry: &WaitEntry, n: u64) -> (Arc<Hold>, ShareId) {
-    match entry.on_grant(new_hold(n, Write, (1000, 64), now()), now()).0 {
-        Installed::Hold(hold, share_id) => (hold, share_id),
-        other => panic!("{other:?}"),
+/// Tells which task sends the next copy of the request. A known `requester` may go on, too.
+fn continued(table: &Table, requester: Option<&RequesterEntry>) -> &'static str {
+    let is_same = |requester: &RequesterEntry| sends(requester, 2) == Some(id(REQUEST));
+    if requester.is_some_and(is_same) {
+        return ", and the request goes on";
     }
+    if table.deadlines.take_starts().iter().any(is_same) { ", and the background starts another task" } else { "" }
 }
 
 /// Returns the stage that an acquisition finds when its future is polled.
@@ -152,36 +174,24 @@ fn stage_of(entry: &mut WaitEntry) -> &'static str {
     match woken {
         Poll::Pending => "waits",
         Poll::Ready(None) => "waits, with a timer",
-        Poll::Ready(Some(Wake::Handed(..))) => "has a share",
+        Poll::Ready(Some(Wake::Handed(_))) => "has a share",
+        Poll::Ready(Some(Wake::Denied)) => "is refused",
         Poll::Ready(Some(Wake::Failed(_))) => "fails",
-        Poll::Ready(Some(Wake::Ask)) => match sends(entry, OF_SUBJECT) {
-            None => "waits again, at its old place",
-            Some(request) if request == id(OF_LEADER) => "asks, with the request of the leader",
-            Some(_) => "asks",
-        },
     }
 }
 
-fn end_of(left: &Leaving) -> &'static str {
-    match left {
-        Leaving { handed: Some(_), .. } => "ends, and its share is released",
-        Leaving { pending: Some(_), .. } => "ends, and its request is withdrawn",
-        Leaving { goes_on: true, .. } => "ends, and the next waiter has its request",
-        Leaving { .. } => "ends",
-    }
-}
-
-fn row(cells: impl IntoIterator<Item = &'static str>) -> String {
+fn row(cells: impl IntoIterator<Item = String>) -> String {
     let cells: Vec<_> = cells.into_iter().collect();
     format!("| {} |\n", cells.join(" | "))
 }
 
 fn table_of_stages() -> String {
-    let mut text = row(std::iter::once("event").chain(STAGES.map(|(_, name)| name)));
-    text += &row(["---"; 7]);
+    let mut text = row(["event"].into_iter().chain(STAGES.map(|(_, name)| name)).map(str::to_owned));
+    text += &row(["---"; 6].map(str::to_owned));
     for (event, name) in EVENTS {
-        let after = |(stage, _)| StagedAcquisition::at(stage).after(event).unwrap_or("–");
-        text += &row(std::iter::once(name).chain(STAGES.map(after)));
+        let patience = if event == StageEvent::TryRefused { Patience::AskOnce } else { Patience::Wait };
+        let after = |(stage, _)| StagedAcquisition::at(stage, patience).after(event).unwrap_or_else(|| "–".to_owned());
+        text += &row(std::iter::once(name.to_owned()).chain(STAGES.map(after)));
     }
     text
 }
@@ -202,20 +212,16 @@ fn table_of_answers() -> String {
         ("refused, and the hold may be cached", Acquired::Cached { retry_in, holder }),
         ("late", Acquired::Late),
     ];
-    let callers = [("waits", true, false), ("a try", false, false), ("a try that has recalled in vain", false, true)];
-    let mut text = row(std::iter::once("answer").chain(callers.map(|(name, ..)| name)));
-    text += &row(["---"; 4]);
+    let mut text = row(["answer", "next step"].map(str::to_owned));
+    text += &row(["---"; 2].map(str::to_owned));
     for (name, answer) in answers {
-        let step = |(_, waits, is_over)| match NextStep::after(&answer, waits, || is_over) {
-            NextStep::Take(_) => "has a hold",
-            NextStep::EndRefused => "ends: others hold it or wait",
-            NextStep::AwaitTurn { .. } if waits => "waits in the queue of the server",
-            NextStep::AwaitTurn { .. } if is_over => "asks once more, and ends then",
-            NextStep::AwaitTurn { .. } => "waits for the reply to its recall",
+        let step = match NextStep::after(&answer) {
+            NextStep::Take(_) => "gives the hold to the first waiter",
+            NextStep::AwaitTurn { .. } => "waits in the queue of the server",
             NextStep::Pause { .. } => "pauses, and asks again",
             NextStep::AskSoon => "asks again soon",
         };
-        text += &row(std::iter::once(name).chain(callers.map(step)));
+        text += &row([name, step].map(str::to_owned));
     }
     text
 }

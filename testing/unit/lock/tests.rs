@@ -1,6 +1,7 @@
 //! Events in, effects out: no runtime, no clock.
 
 mod cached;
+mod requesters;
 mod stages;
 mod threads;
 
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use Mode::{Read, Write};
 
-use crate::base::attempt::{AcquisitionId, Failure, Subscription};
-use crate::base::backoff::{Backoff, Jitter};
+use crate::base::attempt::{AcquisitionId, Failure};
+use crate::base::backoff::Jitter;
 use crate::base::clock::Clock;
 use crate::base::error::LossReason;
 use crate::base::in_doubt::InDoubt;
@@ -28,7 +29,7 @@ use crate::lock::hold::{Accepted, Grant, GrantIdentity, Hold, HoldState, NewHold
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{Pending, WaiterId};
 use crate::lock::table::Table;
-use crate::lock::wait::{Installed, Leaving, Notifications, WaitEntry, Wake};
+use crate::lock::wait::{Handed, Installed, Leaving, RequesterEntry, WaitEntry, Wake};
 use crate::lock::watch::Watch;
 
 const POLL_WITHIN: Duration = Duration::from_secs(2);
@@ -73,8 +74,28 @@ fn enter(table: &Arc<Table>, mode: Mode) -> WaitEntry {
     table.enter(&key(), mode, want(), now())
 }
 
-fn enter_all<const N: usize>(table: &Arc<Table>, mode: Mode) -> [WaitEntry; N] {
-    [0; N].map(|_| enter(table, mode))
+/// Takes the requester from the waiter whose task it is.
+fn carried(entry: &mut WaitEntry) -> RequesterEntry {
+    entry.take_requester().expect("its side had no request")
+}
+
+/// Adds an acquisition whose task is the requester of its side.
+fn enter_first(table: &Arc<Table>, mode: Mode) -> (RequesterEntry, WaitEntry) {
+    let mut entry = enter(table, mode);
+    (carried(&mut entry), entry)
+}
+
+/// Adds acquisitions. The task of the first one is the requester of their side.
+fn enter_all<const N: usize>(table: &Arc<Table>, mode: Mode) -> (RequesterEntry, [WaitEntry; N]) {
+    let mut entries = [0; N].map(|_| enter(table, mode));
+    (carried(&mut entries[0]), entries)
+}
+
+/// Takes the requester that the background has to start.
+fn started(table: &Table) -> RequesterEntry {
+    let mut starts = table.deadlines.take_starts();
+    assert_eq!(starts.len(), 1);
+    starts.remove(0)
 }
 
 fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {
@@ -95,36 +116,41 @@ fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerT
     Grant { sent, remaining, asked, server }
 }
 
-/// Sends a copy of the waiter's request.
-fn sends(entry: &WaitEntry, n: u64) -> Option<AcquisitionId> {
-    entry.begin_attempt(LEASE, now(), || Pending::new(id(n))).map(|begun| begun.id)
+/// Sends a copy of the request of a side.
+fn sends(requester: &RequesterEntry, n: u64) -> Option<AcquisitionId> {
+    requester.begin_attempt(now(), || Pending::new(id(n))).map(|begun| begun.id)
 }
 
-/// Grants a waiter's request, as the server would.
-fn grant(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc<Hold>, ShareId) {
-    match granted(entry, n, mode, token, tokens) {
-        Installed::Hold(hold, share_id) => (hold, share_id),
+/// Grants the request of a side to the waiter whose task has sent it, as the server would.
+fn grant(requester: &RequesterEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> (Arc<Hold>, ShareId) {
+    taken(granted(requester, n, mode, token, tokens))
+}
+
+/// Returns the hold and the share of the waiter that takes the share at once.
+fn taken(installed: Installed) -> (Arc<Hold>, ShareId) {
+    match installed {
+        Installed::Hold(hold, Some(share_id)) => (hold, share_id),
         other => panic!("{other:?}"),
     }
 }
 
 fn read_hold(table: &Arc<Table>) -> (Arc<Hold>, ShareId) {
-    grant(&enter(table, Read), 1, Read, 1000, 1)
+    grant(&enter_first(table, Read).0, 1, Read, 1000, 1)
 }
 
 /// Returns the hold of a writer that hands it to nobody, because it has one token.
 fn write_hold(table: &Arc<Table>) -> (Arc<Hold>, ShareId) {
-    grant(&enter(table, Write), 1, Write, 1000, 1)
+    grant(&enter_first(table, Write).0, 1, Write, 1000, 1)
 }
 
 fn join(table: &Arc<Table>) -> ShareId {
     table.join(key().hashed_name(), want(), now()).expect("it is open").1
 }
 
-fn granted(entry: &WaitEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> Installed {
+fn granted(requester: &RequesterEntry, n: u64, mode: Mode, token: u64, tokens: u64) -> Installed {
     let now = now();
-    sends(entry, n);
-    let (installed, pending) = entry.on_grant(new_hold(n, mode, (token, tokens), now), now);
+    sends(requester, n);
+    let (installed, pending) = requester.on_grant(new_hold(n, mode, (token, tokens), now), now);
     assert!(pending.is_none_or(|pending| pending.copies.is_none()));
     if let Installed::Hold(hold, _) = &installed {
         assert!(looked_at(hold) < now.after(LEASE), "a new hold is scheduled");
@@ -153,7 +179,7 @@ fn looked_at(hold: &Hold) -> Moment {
 
 /// Lets a waiter leave, and returns what is to be taken back.
 fn leave(entry: WaitEntry) -> Leaving {
-    entry.leave(Notifications::default(), Backoff::new(), now())
+    entry.leave(now())
 }
 
 /// Number of the waiter that takes shares in these tests.
@@ -179,63 +205,9 @@ fn signal_of(entry: &mut WaitEntry) -> Option<Wake> {
 /// Returns the share that a waiter was handed.
 fn handed(entry: &mut WaitEntry) -> (Arc<Hold>, ShareId) {
     match signal_of(entry) {
-        Some(Wake::Handed(hold, share_id)) => (hold, share_id),
+        Some(Wake::Handed(Handed { hold, share_id, .. })) => (hold, share_id),
         other => panic!("{other:?}"),
     }
-}
-
-fn asks(entry: &mut WaitEntry) -> bool {
-    matches!(signal_of(entry), Some(Wake::Ask))
-}
-
-#[test]
-fn right_to_ask_is_passed_on_when_it_came_to_a_future_that_died() {
-    let table = table();
-    let [first, second, mut third] = enter_all(&table, Write);
-    leave(first); // second may ask now, though it never looked
-    leave(second);
-    assert!(asks(&mut third));
-}
-
-#[test]
-fn what_is_under_way_is_not_left_to_a_waiter_that_may_not_ask() {
-    let table = table();
-    let first = enter(&table, Write);
-    let once = try_enter(&table, Write).expect("nobody is in the way");
-    let mut second = enter(&table, Write);
-    sends(&first, 1);
-    let (hold, share_id) = grant(&once, 2, Write, 1000, 64);
-    assert!(leave(first).pending.is_some(), "the next one is handed the hold");
-    remove(&hold, share_id);
-    assert!(matches!(signal_of(&mut second), Some(Wake::Handed(..))));
-}
-
-#[test]
-fn leader_that_is_polled_goes_on_asking() {
-    let table = table();
-    let first = enter(&table, Read);
-    let mut second = enter(&table, Read);
-    let later = now().after(POLL_WITHIN);
-    assert!(first.note_polled(later));
-    table.deadlines.look_for_stalled(later);
-    assert!(signal_of(&mut second).is_none());
-    assert_eq!(table.deadlines.leaders(), 1, "it is looked at again");
-    leave(second);
-    table.deadlines.look_for_stalled(later.after(POLL_WITHIN));
-    assert_eq!(table.deadlines.leaders(), 0, "nobody waits behind it any more");
-    assert!(first.note_polled(later));
-}
-
-#[test]
-fn waiter_that_was_passed_by_keeps_its_place() {
-    let table = table();
-    let [mut first, mut second, mut third] = enter_all(&table, Write);
-    table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
-    assert!(asks(&mut second));
-    assert!(first.waits_again(want(), now()));
-    leave(second);
-    assert!(asks(&mut first));
-    assert!(signal_of(&mut third).is_none());
 }
 
 #[test]
@@ -272,7 +244,7 @@ fn hold_that_no_request_can_have_converted_is_lost_by_the_answer() {
 fn newer_grant_ends_an_older_hold_that_it_conflicts_with_in_whichever_order_they_are_told() {
     for writer_is_first in [false, true] {
         let table = table();
-        let (reader, writer) = (enter(&table, Read), enter(&table, Write));
+        let ((reader, _), (writer, _)) = (enter_first(&table, Read), enter_first(&table, Write));
         let read = || granted(&reader, 1, Read, 1000, 1);
         let early = (!writer_is_first).then(read);
         let (write, _) = grant(&writer, 2, Write, 2000, 1);
@@ -288,34 +260,44 @@ fn newer_grant_ends_an_older_hold_that_it_conflicts_with_in_whichever_order_they
 #[test]
 fn hold_that_is_over_does_not_come_back() {
     let table = table();
-    let reader = enter(&table, Read);
-    let (hold, _) = write_hold(&table);
+    let (hold, guard) = read_hold(&table);
+    let (requester, mut reader) = enter_first(&table, Read);
+    let (share_id, _) = hold.begin_recheck(want().from(now()), now()).expect("it may be joined");
     hold.lose(LossReason::Forced);
+    remove(&hold, guard);
     table.on_end(&hold);
-    let pending = reader.on_seated(&hold, now());
-    assert!(pending.is_none());
-    assert!(table.holds(&key()).is_empty() && table.is_idle());
+    let joined = Handed { hold: Arc::clone(&hold), share_id, grant: None };
+    assert!(requester.on_joined(joined, now()).is_ok_and(|pending| pending.is_none()));
+    assert!(table.holds(&key()).is_empty());
+    let (_, share_id) = handed(&mut reader);
+    assert!(matches!(accept(&hold, share_id, want().from(now()), now(), now()), Accepted::Over));
+    remove(&hold, share_id);
+    assert!(table.is_idle());
 }
 
 #[test]
-fn hold_is_handed_past_no_writer_that_asks_and_came_before() {
+fn hold_is_handed_past_no_request_that_came_before() {
     let table = table();
-    let (mut first, tries) = (enter(&table, Write), try_enter(&table, Write));
-    assert!(asks(&mut first));
-    // Both ask, and the server answers the try first.
-    let (hold, share_id) = grant(&tries.expect("nobody waits"), 1, Write, 5, 64);
+    let (requester, _first) = enter_first(&table, Write);
+    sends(&requester, 1);
+    let (hold, share_id) = adopt(&table);
     let mut later = enter(&table, Write);
-    assert!(signal_of(&mut later).is_none());
     assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     table.on_end(&hold);
-    assert!(signal_of(&mut later).is_none() && sends(&first, 2).is_some(), "it is the turn of the first");
+    assert!(signal_of(&mut later).is_none(), "it is the turn of the first");
+    assert_eq!(sends(&requester, 2), Some(id(1)));
+}
+
+/// Returns the hold of a ticket, which the process takes over although it waits for the lock.
+fn adopt(table: &Arc<Table>) -> (Arc<Hold>, ShareId) {
+    table.adopt(&key(), new_hold(9, Write, (900, 64), now()), now()).expect("it is in time")
 }
 
 #[test]
 fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
     let table = table();
-    let [first, mut second] = enter_all(&table, Write);
-    let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
+    let (requester, [_, mut second]) = enter_all(&table, Write);
+    let (hold, share_id) = grant(&requester, 1, Write, 1000, 3);
     let over = now();
     let accepted = accept(&hold, share_id, Share { ends: over, ..want().from(over) }, over, over);
     assert!(matches!(accepted, Accepted::Taken(_)), "{accepted:?}");
@@ -328,9 +310,9 @@ fn writer_whose_time_is_over_hands_nothing_on_and_is_told() {
 fn waits_with_too_little_left() -> (Arc<Hold>, ShareId, ShareRequest, Moment) {
     let table = table();
     let long = ShareRequest { lease: LEASE * 6, ..want() };
-    let first = enter(&table, Write);
+    let (requester, _) = enter_first(&table, Write);
     let mut second = table.enter(&key(), Write, long, now());
-    let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
+    let (hold, share_id) = grant(&requester, 1, Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let (_, share_id) = handed(&mut second);
     let since = now();
@@ -364,8 +346,7 @@ fn guard_starts_with_what_an_answer_leaves_that_was_long_on_its_way() {
 #[tokio::test]
 async fn deadline_moves_back_only_if_the_server_has_lost_a_renewal() {
     let table = table();
-    let entry = enter(&table, Read);
-    let (hold, share_id) = grant(&entry, 1, Read, 5, 1);
+    let (hold, share_id) = read_hold(&table);
     let at = |passed| now().after(Duration::from_millis(passed));
     let (first, second, third) = (at(0), at(10), at(20));
     hold.on_renewed(answer(second, LEASE * 6, LEASE * 6), second);
@@ -443,13 +424,13 @@ fn short_renewal_counts_for_all_that_a_longer_one_without_an_answer_was_granted(
 #[test]
 fn claim_counts_from_when_it_was_granted() {
     let table = table();
-    let entry = enter(&table, Write);
-    sends(&entry, 1);
+    let (requester, _) = enter_first(&table, Write);
+    sends(&requester, 1);
     let sent = now();
     let told = sent.after(LEASE / 2);
     let granted =
         NewHold { grant: answer(sent, LEASE * 3 / 2, LEASE), is_claim: true, ..new_hold(1, Write, (5, 1), told) };
-    let Installed::Hold(hold, _) = entry.on_grant(granted, told).0 else { panic!("it is a hold") };
+    let Installed::Hold(hold, _) = requester.on_grant(granted, told).0 else { panic!("it is a hold") };
     assert!(hold.deadline() > told.after(LEASE * 9 / 10));
 }
 
@@ -494,6 +475,10 @@ fn hold_ends_with_those_who_are_left_when_the_last_one_leaves_early() {
 /// Counts its drops. A drop under the mutex of the cell counts as very many.
 struct Ends(Weak<Cell<Hold>>, Arc<AtomicUsize>);
 
+impl Waking for Ends {
+    fn wake(self: Arc<Self>) {}
+}
+
 impl Drop for Ends {
     fn drop(&mut self) {
         let is_free = self.0.upgrade().is_none_or(|cell| cell.try_ask_heard(|_, _| ()).is_some());
@@ -501,36 +486,19 @@ impl Drop for Ends {
     }
 }
 
-/// Returns the subscription of a waiter, which counts its end.
-fn subscribed(entry: &WaitEntry, ended: &Arc<AtomicUsize>) -> Notifications {
-    let end = Ends(Arc::downgrade(entry.cell()), Arc::clone(ended));
-    let (_, notices) = crate::base::attempt::notifications();
-    Notifications::Subscribed(Subscription { notices, _end: Box::new(end) })
-}
-
 #[test]
-fn subscription_that_nobody_needs_ends_when_the_mutex_is_free() {
-    let (table, ended) = (table(), Arc::default());
-    let [first, second, third] = enter_all(&table, Write);
-    let [mine, others, last] = [&first, &second, &third].map(|entry| subscribed(entry, &ended));
-    sends(&first, 1);
-    assert!(first.leave(mine, Backoff::new(), now()).pending.is_none());
-    // The second waiter never looked at the request that was left to it.
-    assert!(second.leave(others, Backoff::new(), now()).pending.is_none());
-    assert_eq!(ended.load(Ordering::Relaxed), 1);
-    let left = third.leave(last, Backoff::new(), now());
-    assert!(left.pending.is_some());
-    drop(left);
+fn task_that_waits_no_more_is_dropped_when_the_mutex_is_free() {
+    let (table, ended) = (table(), Arc::<AtomicUsize>::default());
+    let (requester, [first, second]) = enter_all(&table, Write);
+    let task = || Waker::from(Arc::new(Ends(Arc::downgrade(first.cell()), Arc::clone(&ended))));
+    assert!(requester.poll_signal(&Context::from_waker(&task())).is_pending());
+    assert!(second.poll_wake(None, &Context::from_waker(&task())).is_pending());
+    assert!(second.poll_wake(None, &Context::from_waker(&task())).is_pending());
+    assert_eq!(ended.load(Ordering::Relaxed), 1, "the task before");
+    requester.end(now());
+    assert_eq!(ended.load(Ordering::Relaxed), 2);
+    leave(second);
     assert_eq!(ended.load(Ordering::Relaxed), 3);
-}
-
-#[test]
-fn subscription_of_one_that_has_nothing_under_way_ends_when_the_mutex_is_free() {
-    let (table, ended) = (table(), Arc::default());
-    let [entry, _other] = enter_all(&table, Write);
-    let notices = subscribed(&entry, &ended);
-    drop(entry.leave(notices, Backoff::new(), now()));
-    assert_eq!(ended.load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -552,8 +520,8 @@ fn cell_goes_with_its_last_hold_and_guard_even_if_a_hold_was_converted() {
 #[test]
 fn one_who_waits_again_when_the_lock_is_forgotten_enters_anew() {
     let table = table();
-    let [first, mut second] = enter_all(&table, Write);
-    let (hold, share_id) = grant(&first, 1, Write, 1000, 3);
+    let (requester, [_, mut second]) = enter_all(&table, Write);
+    let (hold, share_id) = grant(&requester, 1, Write, 1000, 3);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let (_, share_id) = handed(&mut second);
     // The hold ends before the waiter looks.
@@ -607,15 +575,6 @@ fn nothing_costs_more_the_more_wait_or_share() {
         }
         leave(waits);
     });
-    is_linear("acquisitions that ask once, all at the same time", |many| {
-        let table = table();
-        let extra_requests: Vec<_> = (0..many).map(|_| try_enter(&table, Write).expect("it is free")).collect();
-        for (n, extra) in extra_requests.iter().enumerate() {
-            sends(extra, n as u64);
-        }
-        extra_requests.into_iter().rev().for_each(|extra| drop(leave(extra)));
-        assert!(table.is_idle());
-    });
     is_linear("readers with leases of their own", |many| {
         let (table, at) = (table(), now());
         let (hold, _) = read_hold(&table);
@@ -637,11 +596,39 @@ fn nothing_costs_more_the_more_wait_or_share() {
         hold.lose(LossReason::Forced);
         assert!(watches.iter().all(|watch| watch.state() == HoldState::Lost(LossReason::Forced)));
     });
+}
+
+#[cfg(unix)]
+#[test]
+fn nothing_costs_more_the_more_are_refused_or_let_in() {
+    is_linear("tries that are refused together", |many| {
+        let table = table();
+        let mut tries: Vec<_> = (0..many).map(|_| try_enter(&table, Read).expect("it is free")).collect();
+        let requester = carried(&mut tries[0]);
+        sends(&requester, 1);
+        requester.deny_tries(now());
+        assert!(tries.iter_mut().all(|entry| matches!(signal_of(entry), Some(Wake::Denied))));
+        tries.into_iter().rev().for_each(|entry| drop(leave(entry)));
+        assert!(table.is_idle());
+    });
+    is_linear("readers and writers whose requests fail", |many| {
+        let table = table();
+        let sides = [Read, Write].map(|mode| {
+            let (requester, first) = enter_first(&table, mode);
+            let waiters: Vec<_> = (0..many).map(|_| enter(&table, mode)).collect();
+            sends(&requester, 1);
+            requester.fail_waiters(Failure::Unreplicated { asked: 1, acknowledged: 0, node: None }, now());
+            (waiters, first)
+        });
+        let waiters = sides.into_iter().rev().flat_map(|(waiters, first)| waiters.into_iter().chain([first]));
+        waiters.for_each(|waiter| drop(leave(waiter)));
+        assert!(table.is_idle());
+    });
     is_linear("readers that are let in together", |many| {
         let table = table();
-        let first = enter(&table, Read);
+        let (requester, _) = enter_first(&table, Read);
         let mut others: Vec<_> = (0..many).map(|_| enter(&table, Read)).collect();
-        grant(&first, 1, Read, 1000, 1);
+        grant(&requester, 1, Read, 1000, 1);
         assert!(others.iter_mut().all(|other| matches!(signal_of(other), Some(Wake::Handed(..)))));
     });
 }

@@ -14,9 +14,12 @@ use crate::base::single_task::{Running, SingleTask};
 use crate::base::sync::scheduler::{ThreadBody, ThreadScene, block_on, explore_orders, has_lock};
 use crate::base::sync::{AtomicBool, Mutex};
 use crate::lock::cell::Surroundings;
+use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::CellEvent;
 use crate::lock::hold::Next;
-use crate::lock::side::SideOutage;
+use crate::lock::side::{Awaits, Patience, RequesterSignal, SideOutage};
+use crate::lock::state::State;
+use crate::lock::wake::DriverId;
 
 /// Faults of a wrong driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,13 +38,13 @@ enum Slip {
     TakesWithoutEvent,
     /// Listens for new work after the queues were read.
     ListensAfterItLooked,
-    /// Leaves the subscription to the next leader in a second event.
-    LeavesSubscriptionLater,
+    /// Takes the request because no waiter was left just before.
+    GivesUpWhatItSaw,
     /// Listens for the first answer after it has seen that there is none.
     ListensForAnswerLate,
     /// Looks for more work before it ends the only task that does the work.
     EndsAfterItLooked,
-    /// Takes a grant because its leader was the leader just before.
+    /// Takes a grant because its requester was the requester just before.
     TakesWhatItMightHaveTaken,
     /// Sends no release because others shared the hold just before.
     LeavesAsItCounted,
@@ -50,8 +53,11 @@ enum Slip {
 type SceneOf = fn(Option<Slip>) -> ThreadScene;
 
 /// Scenes by their names, with a number of orders that each has at least when threads are preempted twice.
-const SCENES: [(&str, SceneOf, usize); 16] = [
-    ("a leader leaves, and the next waiter looks", leader_leaves_and_waiter_looks, 16),
+const SCENES: [(&str, SceneOf, usize); 19] = [
+    ("a try is refused, and looks", try_is_refused_as_it_looks, 16),
+    ("the last waiter leaves, and its requester looks", last_waiter_leaves_as_its_requester_looks, 70),
+    ("a requester ends as the last waiter leaves", requester_ends_as_the_last_waiter_leaves, 90),
+    ("a requester ends as a task enters", requester_ends_as_a_task_enters, 50),
     ("an outage begins, and a waiter looks", outage_begins_as_a_waiter_looks, 10),
     ("the manager is closed, and a waiter looks", manager_is_closed_as_a_waiter_looks, 10),
     ("a writer is handed the hold, and looks", writer_is_handed_a_hold, 17),
@@ -63,10 +69,10 @@ const SCENES: [(&str, SceneOf, usize); 16] = [
     ("the background takes a hold that an event changes", background_takes_a_hold, 400),
     ("a hold is forgotten as it is scheduled", hold_is_forgotten_as_it_is_scheduled, 120),
     ("a driver falls asleep as work comes", driver_falls_asleep_as_work_comes, 250),
-    ("a leader leaves its subscription to the next one", leader_leaves_its_subscription, 14),
-    ("the server answers the leader as a waiter listens", server_answers_as_a_waiter_listens, 18),
+    ("a driver falls asleep as a requester is to start", driver_falls_asleep_as_a_requester_is_to_start, 100),
+    ("the server answers as a waiter listens", server_answers_as_a_waiter_listens, 18),
     ("a single task ends as work comes", single_task_ends_as_work_comes, 40),
-    ("a leader gets a grant as it counts as stalled", leader_gets_a_grant_as_it_stalls, 130),
+    ("a requester gets a grant as it counts as stalled", requester_gets_a_grant_as_it_stalls, 130),
 ];
 
 fn body(work: impl FnOnce() + Send + 'static) -> ThreadBody {
@@ -111,20 +117,175 @@ impl<T> Outcomes<T> {
     }
 }
 
-fn leader_leaves_and_waiter_looks(slip: Option<Slip>) -> ThreadScene {
+/// Acquisition whose task is the requester, with the cell and the numbers that wrong code needs.
+struct Asking {
+    cell: Arc<Cell<Hold>>,
+    requester_id: WaiterId,
+    requester: RequesterEntry,
+    entry: WaitEntry,
+}
+
+impl Asking {
+    /// Adds a writer. Its request is under way.
+    fn new(table: &Arc<Table>, patience: Patience) -> Self {
+        let cell = table.cell(&key());
+        let entered = cell.event(now(), |state, event| match patience {
+            Patience::Wait => Some(state.enter(Write, None, want(), event)),
+            Patience::AskOnce => state.try_enter(Write, want(), event),
+        });
+        let mut entry = WaitEntry::new(Arc::clone(&cell), Write, entered.expect("it is free"));
+        let requester_id = entered.and_then(|entered| entered.requester_id).expect("it is the first");
+        let requester = carried(&mut entry);
+        sends(&requester, 1);
+        Self { cell, requester_id, requester, entry }
+    }
+}
+
+fn try_is_refused_as_it_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = enter_all(&table, Write);
-    let waiter_id = waiter.waiter_id();
+    let Asking { cell, requester_id, requester, mut entry } = Asking::new(&table, Patience::AskOnce);
+    let waiter_id = entry.waiter_id();
     let looks = move || {
-        let reason = reason_of(&mut waiter, slip);
-        assert!(matches!(reason, Wake::Ask), "{reason:?}");
-        leave(waiter);
+        let reason = reason_of(&mut entry, slip);
+        assert!(matches!(reason, Wake::Denied), "{reason:?}");
+        assert!(leave(entry).pending.is_some());
     };
-    let leaves = move || match slip {
-        Some(Slip::WakesBeforeItChanges) => wake_and_then_leave(&leader, waiter_id),
-        _ => drop(leave(leader)),
+    let refuses = move || match slip {
+        // The wrong form of `RequesterEntry::deny_tries`.
+        Some(Slip::WakesBeforeItChanges) => {
+            wake_and_then_change(&cell, waiter_id, |state, event| state.deny_tries(Write, requester_id, event));
+        }
+        _ => requester.deny_tries(now()),
     };
-    two_threads(looks, leaves, move || check(table.is_idle(), "the table has an idle cell"))
+    two_threads(looks, refuses, move || check(table.is_idle(), "the table has an idle cell"))
+}
+
+/// Wakes a task in an event before the one that has the reason.
+fn wake_and_then_change<T>(
+    cell: &Cell<Hold>,
+    task: WaiterId,
+    change: impl FnOnce(&mut State<Hold>, &mut CellEvent<'_, Hold>) -> T,
+) -> T {
+    cell.quietly(|_, event| event.wake(task));
+    let mut unused = CellEvent::new(now(), cell.rules(), &Reception::NONE);
+    cell.ask(|state| {
+        let changed = change(state, &mut unused);
+        state.advance(&mut unused);
+        changed
+    })
+}
+
+fn last_waiter_leaves_as_its_requester_looks(slip: Option<Slip>) -> ThreadScene {
+    let table = table();
+    let Asking { cell, requester_id, requester, entry } = Asking::new(&table, Patience::Wait);
+    requester.move_to_background();
+    let requests = Outcomes::new();
+    let (mine, theirs, looked_at) = (requests.another(), requests.another(), Arc::clone(&cell));
+    let looks = move || {
+        let signal = match slip {
+            Some(Slip::RegistersAfterItLooked) => {
+                block_on(poll_fn(|cx| look_for_signal_and_then_register(&looked_at, requester_id, cx)))
+            }
+            _ => block_on(poll_fn(|cx| requester.poll_signal(cx))),
+        };
+        assert_eq!(signal, RequesterSignal::Stop);
+        mine.add(requester.end(now()));
+    };
+    let leaves = move || {
+        theirs.add(match slip {
+            // The wrong form of `WaitEntry::leave`.
+            Some(Slip::WakesBeforeItChanges) => {
+                let leave = |state: &mut State<Hold>, event: &mut CellEvent<'_, Hold>| {
+                    state.leave(Write, entry.waiter_id(), event).pending
+                };
+                wake_and_then_change(&cell, requester_id, leave)
+            }
+            _ => leave(entry).pending,
+        });
+    };
+    two_threads(looks, leaves, move || judge_requests(&table, &requests))
+}
+
+/// The wrong form of `RequesterEntry::poll_signal`.
+fn look_for_signal_and_then_register(
+    cell: &Cell<Hold>,
+    requester_id: WaiterId,
+    cx: &Context<'_>,
+) -> Poll<RequesterSignal> {
+    match cell.ask(|state| state.requester_signal(Write, requester_id)) {
+        Some(signal) => Poll::Ready(signal),
+        None => cell.poll_waiter(requester_id, cx, |_| None),
+    }
+}
+
+/// Exactly one thread has the request, which it withdraws.
+fn judge_requests(table: &Table, requests: &Outcomes<Option<Pending>>) -> Result<(), String> {
+    let taken = requests.take().iter().flatten().count();
+    check(taken == 1, &format!("{taken} threads withdraw the request"))?;
+    check(table.is_idle(), "the table has an idle cell")
+}
+
+/// Counts its drops. A drop under a mutex counts as very many.
+struct EndsInThread(Arc<AtomicUsize>);
+
+impl Waking for EndsInThread {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for EndsInThread {
+    fn drop(&mut self) {
+        self.0.fetch_add(if has_lock() { 1000 } else { 1 }, Ordering::SeqCst);
+    }
+}
+
+fn requester_ends_as_the_last_waiter_leaves(_: Option<Slip>) -> ThreadScene {
+    let table = table();
+    let Asking { requester, entry, .. } = Asking::new(&table, Patience::Wait);
+    let (ends, requests) = (Arc::new(AtomicUsize::new(0)), Outcomes::new());
+    let task = Waker::from(Arc::new(EndsInThread(Arc::clone(&ends))));
+    assert!(requester.poll_signal(&Context::from_waker(&task)).is_pending());
+    drop(task);
+    let (mine, theirs) = (requests.another(), requests.another());
+    let stops = move || mine.add(requester.end(now()));
+    let leaves = move || theirs.add(leave(entry).pending);
+    two_threads(stops, leaves, move || {
+        check(ends.load(Ordering::SeqCst) == 1, "a task is dropped under a mutex, or never")?;
+        judge_requests(&table, &requests)
+    })
+}
+
+fn requester_ends_as_a_task_enters(slip: Option<Slip>) -> ThreadScene {
+    let table = table();
+    let (old, old_share) = write_hold(&table);
+    let (requester, _joins) = enter_first(&table, Read);
+    sends(&requester, 7);
+    assert!(old.begin_conversion(now()));
+    let (hold, share_id) = old.convert_into(new_hold(2, Read, (1001, 1), now()), now()).expect("it is in time");
+    old.note_share_converted(old_share);
+    let (requests, requesters, entries) = (Outcomes::new(), Outcomes::new(), Outcomes::new());
+    let (withdrawn, goes_on, entered, tasks) =
+        (requests.another(), requesters.another(), entries.another(), Arc::clone(&table));
+    let looks = move || {
+        let signal = block_on(poll_fn(|cx| Poll::Ready(requester.poll_signal(cx))));
+        match signal {
+            Poll::Pending => goes_on.add(requester),
+            Poll::Ready(_) if slip == Some(Slip::GivesUpWhatItSaw) => withdrawn.add(requester.give_up_pending()),
+            Poll::Ready(_) => withdrawn.add(requester.end(now())),
+        }
+    };
+    let enters = move || entered.add(enter(&tasks, Read));
+    two_threads(looks, enters, move || {
+        let mut entry = entries.take().remove(0);
+        let withdrawn = requests.take().iter().flatten().count();
+        let mut asks: Vec<_> = entry.take_requester().into_iter().chain(table.deadlines.take_starts()).collect();
+        asks.extend(requesters.take());
+        let goes_on = asks.iter().filter(|requester| sends(requester, 8) == Some(id(7))).count();
+        drop(leave(entry));
+        remove(&hold, share_id);
+        end(&hold);
+        check(asks.len() == 1, "no task asks for the reader")?;
+        check(withdrawn + goes_on == 1, "the request is withdrawn and goes on, or neither")
+    })
 }
 
 /// Waits until a waiter is woken, and returns the reason.
@@ -144,25 +305,12 @@ fn look_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Poll<Wake> {
     }
 }
 
-/// The wrong form of `WaitEntry::leave`.
-fn wake_and_then_leave(leader: &WaitEntry, next: WaiterId) {
-    let cell = leader.cell();
-    cell.quietly(|_, event| event.wake(next));
-    let mut unused = CellEvent::new(now(), cell.rules(), &Reception::NONE);
-    let left = cell.ask(|state| {
-        let left = state.leave(Write, leader.waiter_id(), Backoff::new(), &mut unused);
-        state.advance(&mut unused);
-        left
-    });
-    drop(left);
-}
-
 fn outage_begins_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = enter_all(&table, Write);
+    let (requester, [_, waiter]) = enter_all(&table, Write);
     // So the event has two reasons to wake all.
-    assert!(waiter.side().awaits_first_answer(), "the outage is the first answer, too");
-    let begins = move || leader.on_outage(Some(SideOutage { since: now(), source: None }));
+    assert!(waiter.side().awaits() != Awaits::Nothing, "the outage ends the wait for the first answer, too");
+    let begins = move || requester.on_outage(Some(SideOutage::new(now(), None)));
     let looks = move || {
         let woken = match slip {
             Some(Slip::RegistersAfterItLooked) => {
@@ -185,10 +333,10 @@ fn look_for_outage_and_then_register(entry: &WaitEntry, cx: &Context<'_>) -> Pol
 
 fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = enter_all(&table, Write);
+    let (_, [first, waiter]) = enter_all(&table, Write);
     let is_closed = Arc::new(AtomicBool::new(false));
     // What `Table::wake_waiters` does at this cell. Without the other shards there are fewer orders.
-    let (seen, cell) = (Arc::clone(&is_closed), Arc::clone(leader.cell()));
+    let (seen, cell) = (Arc::clone(&is_closed), Arc::clone(first.cell()));
     let wakes = move || cell.quietly(|_, event| event.wake_all());
     let looks = move || {
         block_on(poll_fn(|cx| {
@@ -210,19 +358,19 @@ fn manager_is_closed_as_a_waiter_looks(slip: Option<Slip>) -> ThreadScene {
         }
     };
     two_threads(looks, closes, move || {
-        drop(leave(leader));
+        drop(leave(first));
         check(table.is_idle(), "the table has an idle cell")
     })
 }
 
 fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [first, mut second] = enter_all(&table, Write);
-    let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
+    let (requester, [_, mut second]) = enter_all(&table, Write);
+    let (hold, share_id) = grant(&requester, 1, Write, 1000, 64);
     let held = Arc::clone(&hold);
     let looks = move || {
         let reason = reason_of(&mut second, slip);
-        let Wake::Handed(hold, share_id) = reason else { panic!("{reason:?}") };
+        let Wake::Handed(Handed { hold, share_id, .. }) = reason else { panic!("{reason:?}") };
         assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
     };
     let removes = move || assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
@@ -234,8 +382,8 @@ fn writer_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
 
 fn writer_leaves_as_it_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [first, second] = enter_all(&table, Write);
-    let (hold, share_id) = grant(&first, 1, Write, 1000, 64);
+    let (requester, [_, second]) = enter_all(&table, Write);
+    let (hold, share_id) = grant(&requester, 1, Write, 1000, 64);
     let (held, removals) = (Arc::clone(&hold), Outcomes::new());
     let (mine, theirs) = (removals.another(), removals.another());
     let leaves = move || leave_and_give_back(second, slip, &mine);
@@ -245,16 +393,14 @@ fn writer_leaves_as_it_is_handed_a_hold(slip: Option<Slip>) -> ThreadScene {
 
 fn reader_leaves_as_it_is_handed_a_share(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = enter_all(&table, Read);
-    sends(&leader, 1);
+    let (requester, [_, waiter]) = enter_all(&table, Read);
+    sends(&requester, 1);
     let (held, removals) = (Arc::new(OnceLock::new()), Outcomes::new());
     let (granted, mine, theirs) = (Arc::clone(&held), removals.another(), removals.another());
     let leaves = move || leave_and_give_back(waiter, slip, &mine);
     let enters = move || {
         let now = now();
-        let (Installed::Hold(hold, share_id), _) = leader.on_grant(new_hold(1, Read, (1000, 1), now), now) else {
-            panic!("it is the leader")
-        };
+        let (hold, share_id) = taken(requester.on_grant(new_hold(1, Read, (1000, 1), now), now).0);
         granted.set(Arc::clone(&hold)).expect("one grant");
         theirs.add(remove(&hold, share_id));
     };
@@ -319,8 +465,8 @@ fn enter_whatever_is_there(table: &Arc<Table>) -> WaitEntry {
 }
 
 fn enter_cell(cell: Arc<Cell<Hold>>) -> WaitEntry {
-    let (waiter_id, waits) = cell.event(now(), |state, event| state.enter(Write, None, want(), event));
-    WaitEntry::new(cell, Write, waiter_id, waits)
+    let entered = cell.event(now(), |state, event| state.enter(Write, None, want(), event));
+    WaitEntry::new(cell, Write, entered)
 }
 
 /// Table with a wrong queue of deadlines.
@@ -336,6 +482,10 @@ impl Surroundings<Hold> for StaleQueue {
 
     fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
         self.0.look_at(cell, at);
+    }
+
+    fn start_requester(&self, cell: &Arc<Cell<Hold>>, mode: Mode, requester_id: WaiterId) {
+        self.0.start_requester(cell, mode, requester_id);
     }
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {
@@ -360,7 +510,7 @@ impl HoldInLine {
             _ => Arc::<Table>::clone(&table),
         };
         let cell = Arc::new(Cell::new(&key(), &Arc::new(rules()), Arc::downgrade(&around)));
-        let (hold, share_id) = grant(&enter_cell(cell), 1, Write, 1000, 64);
+        let (hold, share_id) = grant(&carried(&mut enter_cell(cell)), 1, Write, 1000, 64);
         let soon = now().after(LEASE - secs(1));
         assert_eq!(table.deadlines.take_due(soon, Duration::ZERO).len(), 1);
         assert!(hold.join_batch(soon));
@@ -414,34 +564,48 @@ fn hold_is_forgotten_as_it_is_scheduled(slip: Option<Slip>) -> ThreadScene {
     })
 }
 
-fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
-    let table = table();
-    let leader = enter(&table, Write);
-    sends(&leader, 1);
-    let (began, driver, holds) = (now(), table.deadlines.wake.register(), Outcomes::new());
-    let granted = holds.another();
-    let work = move || granted.add(leader.on_grant(new_hold(1, Write, (1000, 1), began), began).0);
-    let drive = move || {
-        let (wake, later) = (&table.deadlines.wake, began.after(LEASE));
-        loop {
-            let mut woken = pin!(wake.woken());
-            woken.as_mut().enable();
-            wake.looks(driver, began);
-            if !table.deadlines.take_due(later, Duration::ZERO).is_empty() {
-                return;
-            }
-            // The timer of an earlier alarm ends the wait.
-            if wake.sleeps(driver, table.deadlines.next()) > later {
-                match slip {
-                    Some(Slip::ListensAfterItLooked) => block_on(wake.woken()),
-                    _ => block_on(woken),
-                }
+/// Does what a driver of the background does, until `takes` finds work. Work that is due by `until` is due now.
+fn drive(
+    deadlines: &Deadlines,
+    driver: DriverId,
+    (began, until): (Moment, Moment),
+    slip: Option<Slip>,
+    takes: impl Fn(&Deadlines) -> bool,
+) {
+    let wake = &deadlines.wake;
+    loop {
+        let mut woken = pin!(wake.woken());
+        woken.as_mut().enable();
+        wake.looks(driver, began);
+        if takes(deadlines) {
+            return;
+        }
+        // The timer of an earlier alarm ends the wait.
+        if wake.sleeps(driver, deadlines.next()) > until {
+            match slip {
+                Some(Slip::ListensAfterItLooked) => block_on(wake.woken()),
+                _ => block_on(woken),
             }
         }
+    }
+}
+
+fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
+    let table = table();
+    let (requester, _) = enter_first(&table, Write);
+    sends(&requester, 1);
+    let (began, driver, holds) = (now(), table.deadlines.wake.register(), Outcomes::new());
+    let granted = holds.another();
+    let work = move || granted.add(requester.on_grant(new_hold(1, Write, (1000, 1), began), began).0);
+    let drives = move || {
+        let later = began.after(LEASE);
+        drive(&table.deadlines, driver, (began, later), slip, |deadlines| {
+            !deadlines.take_due(later, Duration::ZERO).is_empty()
+        });
     };
-    two_threads(work, drive, move || {
+    two_threads(work, drives, move || {
         for granted in holds.take() {
-            let Installed::Hold(hold, share_id) = granted else { return Err("the leader gets no hold".into()) };
+            let (hold, share_id) = taken(granted);
             remove(&hold, share_id);
             end(&hold);
         }
@@ -449,72 +613,42 @@ fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
     })
 }
 
-/// Counts its drops. A drop under a mutex counts as very many.
-struct EndsInThread(Arc<AtomicUsize>);
-
-impl Drop for EndsInThread {
-    fn drop(&mut self) {
-        self.0.fetch_add(if has_lock() { 1000 } else { 1 }, Ordering::SeqCst);
-    }
-}
-
-fn leader_leaves_its_subscription(slip: Option<Slip>) -> ThreadScene {
+fn driver_falls_asleep_as_a_requester_is_to_start(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = enter_all(&table, Write);
-    sends(&leader, 1);
-    let (ends, left) = (Arc::new(AtomicUsize::new(0)), Outcomes::new());
-    let (_, notices) = crate::base::attempt::notifications();
-    let end = Box::new(EndsInThread(Arc::clone(&ends)));
-    let mine = Notifications::Subscribed(Subscription { notices, _end: end });
-    let found = left.another();
-    let leaves = move || match slip {
-        Some(Slip::LeavesSubscriptionLater) => leave_and_then_hand_on(leader, mine),
-        _ => drop(leader.leave(mine, Backoff::new(), now())),
+    let (requester, [first, second]) = enter_all(&table, Write);
+    sends(&requester, 1);
+    let (began, driver, tasks) = (now(), table.deadlines.wake.register(), Arc::clone(&table));
+    let leaves = move || drop(leave(first));
+    let drives = move || {
+        drive(&tasks.deadlines, driver, (began, began), slip, |deadlines| {
+            let starts = deadlines.take_starts();
+            starts.iter().any(|requester| sends(requester, 2) == Some(id(1)))
+        });
     };
-    let goes_on = move || {
-        assert!(matches!(block_on(waiter.woken(None)), Some(Wake::Ask)));
-        found.add(waiter.take_left());
-        leave(waiter);
-    };
-    two_threads(leaves, goes_on, move || {
-        let found = left.take();
-        let is_subscribed = matches!(found[..], [Some(Notifications::Subscribed(_))]);
-        check(is_subscribed, "the next leader finds no subscription")?;
-        drop(found);
-        check(ends.load(Ordering::SeqCst) == 1, "a subscription ends under a mutex, or never")
-    })
-}
-
-/// The wrong form of `WaitEntry::leave`.
-fn leave_and_then_hand_on(leader: WaitEntry, notifications: Notifications) {
-    let cell = Arc::clone(leader.cell());
-    leave(leader);
-    let former = cell
-        .event_beside(now(), |_, _, beside| beside.get_or_insert_default().notifications(Write).replace(notifications));
-    drop(former);
+    two_threads(drives, leaves, move || check(leave(second).pending.is_some(), "the request does not go on"))
 }
 
 fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, mut waiter] = enter_all(&table, Write);
-    let answer = move || leader.on_outage(None);
+    let (requester, [_, waiter]) = enter_all(&table, Write);
+    let answer = move || requester.on_outage(None);
     let listens = move || {
         block_on(poll_fn(|cx| match slip {
-            Some(Slip::ListensForAnswerLate) => look_and_then_listen(&mut waiter, cx),
-            _ => listen_and_then_look(&mut waiter, cx),
+            Some(Slip::ListensForAnswerLate) => look_and_then_listen(&waiter, cx),
+            _ => listen_and_then_look(&waiter, cx),
         }));
     };
     two_threads(listens, answer, || Ok(()))
 }
 
 /// Looks for the first answer as a waiter with a limit does.
-fn listen_and_then_look(waiter: &mut WaitEntry, cx: &Context<'_>) -> Poll<()> {
+fn listen_and_then_look(waiter: &WaitEntry, cx: &Context<'_>) -> Poll<()> {
     assert!(waiter.poll_wake(None, cx).is_pending(), "it is the second");
-    if waiter.side().awaits_first_answer() { Poll::Pending } else { Poll::Ready(()) }
+    if waiter.side().awaits() != Awaits::Nothing { Poll::Pending } else { Poll::Ready(()) }
 }
 
-fn look_and_then_listen(waiter: &mut WaitEntry, cx: &Context<'_>) -> Poll<()> {
-    if !waiter.side().awaits_first_answer() {
+fn look_and_then_listen(waiter: &WaitEntry, cx: &Context<'_>) -> Poll<()> {
+    if waiter.side().awaits() == Awaits::Nothing {
         return Poll::Ready(());
     }
     waiter.poll_wake(None, cx).map(drop)
@@ -558,21 +692,21 @@ fn single_task_ends_as_work_comes(slip: Option<Slip>) -> ThreadScene {
     two_threads(runs, adds, move || check(!work.has_more(), "no task does the work"))
 }
 
-fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
+fn requester_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let [leader, waiter] = enter_all(&table, Write);
-    sends(&leader, 1);
+    let (requester, _waiters) = enter_all::<2>(&table, Write);
+    sends(&requester, 1);
     let (driver, tasks) = (Arc::clone(&table), Arc::clone(&table));
     let holds = Outcomes::new();
     let granted = holds.another();
     let takes = move || {
         let (now, hold) = (now(), new_hold(1, Write, (1000, 1), now()));
         match slip {
-            Some(Slip::TakesWhatItMightHaveTaken) if leader.note_polled(now) => {
+            Some(Slip::TakesWhatItMightHaveTaken) if requester.note_polled(now) => {
                 granted.add(tasks.adopt(&key(), hold, now).expect("it is in time"));
             }
             _ => {
-                if let (Installed::Hold(hold, share_id), _) = leader.on_grant(hold, now) {
+                if let (Installed::Hold(hold, Some(share_id)), _) = requester.on_grant(hold, now) {
                     granted.add((hold, share_id));
                 }
             }
@@ -580,12 +714,14 @@ fn leader_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     };
     let looks = move || driver.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
     two_threads(takes, looks, move || {
-        let (goes_on, holds) = (sends(&waiter, 2) == Some(id(1)), holds.take());
+        let starts = table.deadlines.take_starts();
+        let goes_on = starts.iter().filter(|requester| sends(requester, 2) == Some(id(1))).count();
+        let holds = holds.take();
         for (hold, share_id) in &holds {
             remove(hold, *share_id);
             end(hold);
         }
-        check(holds.len() + usize::from(goes_on) == 1, "a hold and a request have the same id, or none has it")
+        check(holds.len() + goes_on == 1, "a hold and a request have the same id, or none has it")
     })
 }
 
@@ -615,13 +751,15 @@ fn two_threads_at_one_cell_are_right_with_more_preemptions() {
 
 #[test]
 fn each_slip_of_a_thread_is_found() {
-    let slips: [(Slip, SceneOf, &str); 18] = [
-        (Slip::RegistersAfterItLooked, leader_leaves_and_waiter_looks, "threads wait for ever"),
+    let slips: [(Slip, SceneOf, &str); 21] = [
+        (Slip::RegistersAfterItLooked, try_is_refused_as_it_looks, "threads wait for ever"),
+        (Slip::RegistersAfterItLooked, last_waiter_leaves_as_its_requester_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, outage_begins_as_a_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, manager_is_closed_as_a_waiter_looks, "threads wait for ever"),
         (Slip::WakesBeforeItChanges, manager_is_closed_as_a_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, writer_is_handed_a_hold, "threads wait for ever"),
-        (Slip::WakesBeforeItChanges, leader_leaves_and_waiter_looks, "threads wait for ever"),
+        (Slip::WakesBeforeItChanges, try_is_refused_as_it_looks, "threads wait for ever"),
+        (Slip::WakesBeforeItChanges, last_waiter_leaves_as_its_requester_looks, "threads wait for ever"),
         (Slip::LeavesWithShare, writer_leaves_as_it_is_handed_a_hold, "[HandedOver"),
         (Slip::LeavesWithShare, reader_leaves_as_it_is_handed_a_share, "[Shared]"),
         (Slip::LeavesAsItCounted, two_guards_of_one_hold_leave, "[Shared, Shared]"),
@@ -630,10 +768,11 @@ fn each_slip_of_a_thread_is_found() {
         (Slip::SchedulesWhatItRead, hold_is_forgotten_as_it_is_scheduled, "the queue has a hold"),
         (Slip::TakesWithoutEvent, background_takes_a_hold, "the background looks at the hold too late"),
         (Slip::ListensAfterItLooked, driver_falls_asleep_as_work_comes, "threads wait for ever"),
-        (Slip::LeavesSubscriptionLater, leader_leaves_its_subscription, "the next leader finds no subscription"),
+        (Slip::ListensAfterItLooked, driver_falls_asleep_as_a_requester_is_to_start, "threads wait for ever"),
+        (Slip::GivesUpWhatItSaw, requester_ends_as_a_task_enters, "no task asks for the reader"),
         (Slip::ListensForAnswerLate, server_answers_as_a_waiter_listens, "threads wait for ever"),
         (Slip::EndsAfterItLooked, single_task_ends_as_work_comes, "no task does the work"),
-        (Slip::TakesWhatItMightHaveTaken, leader_gets_a_grant_as_it_stalls, "a hold and a request have the same id"),
+        (Slip::TakesWhatItMightHaveTaken, requester_gets_a_grant_as_it_stalls, "a hold and a request have the same id"),
     ];
     for (slip, scene, what) in slips {
         let found = explore_orders(1, || scene(Some(slip))).expect_err("the slip makes a difference");

@@ -131,7 +131,7 @@ async fn refusal_costs_no_further_script(f: &ServerFixture) -> Outcome {
     Ok(())
 }
 
-/// The clock stands still but for the waits of this case, and a leader asks once a second.
+/// The clock stands still but for the waits of this case, and a process asks once a second for all its waiters.
 #[tokio::test(start_paused = true)]
 async fn refusal_of_another_waiter_is_told_with_its_age() -> Outcome {
     let store = MemoryManager::new();

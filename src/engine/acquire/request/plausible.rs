@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::base::lease::MAX_TOKENS;
 use crate::base::lease::{self, FencingToken, Moment, ServerTime};
 use crate::base::mode::Mode;
-use crate::lock::wait::WaitEntry;
+use crate::lock::wait::RequesterEntry;
 use crate::store::{AcquireRequest, Answered, Granted};
 
-use super::Acquisition;
+use super::Requesting;
 
 /// Bounds of what a notification may say about the grant of one request.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Bounds {
     newest: Option<FencingToken>,
 }
 
-impl Acquisition {
+impl Requesting {
     /// Returns the bounds for a grant of `request` that comes by a notification.
     pub(super) fn bounds(&self, request: &AcquireRequest) -> Bounds {
         Bounds {
@@ -37,7 +37,7 @@ impl Acquisition {
             claim: request.claim(),
             max_clock_skew: self.engine.options().max_clock_skew,
             answered_at: self.answered_at,
-            newest: self.entry.as_ref().and_then(WaitEntry::newest_token),
+            newest: self.entry.as_ref().and_then(RequesterEntry::newest_token),
         }
     }
 }
@@ -76,5 +76,5 @@ impl Bounds {
 }
 
 #[cfg(all(test, feature = "_testing"))]
-#[path = "../../../testing/unit/engine/acquire/plausible/tests.rs"]
+#[path = "../../../../testing/unit/engine/acquire/request/plausible/tests.rs"]
 mod tests;

@@ -1,14 +1,13 @@
-//! An acquisition waits between two attempts, for a notification of the server or for a pause.
+//! A requester rests between two copies: it waits for a notification of the server, or for the end of a pause.
 
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::plausible::Bounds;
-use super::{Acquisition, poll_within};
+use super::{CopyOutcome, Notifications, Requesting, Rest, heartbeat_of};
 use crate::base::attempt::MAX_NOTIFICATIONS;
 use crate::base::lease::Moment;
-use crate::lock::wait::Notifications;
 use crate::store::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
 
 /// First and longest pause between two attempts without a queue.
@@ -17,7 +16,7 @@ const MAX_RETRY: Duration = Duration::from_millis(128);
 /// Longest pause if the server also notifies of releases. The pause then only covers a lost notification.
 const MAX_RETRY_WOKEN: Duration = Duration::from_secs(1);
 
-/// Pauses of one acquisition without a queue.
+/// Pauses of one request without a queue.
 pub(super) struct Pause(Duration);
 
 impl Pause {
@@ -33,15 +32,11 @@ impl Pause {
     }
 }
 
-/// Outcome of a wait in the queue.
-pub(super) enum QueueWaitEnd {
-    Granted(Answered<Granted>),
-    /// The lock may have been granted meanwhile.
+/// End of a rest.
+pub(super) enum Rested {
     AskAgain,
-    /// A guard uses the recalled hold.
-    Refused,
-    /// No reply came in time.
-    Silence,
+    /// The side needs this requester no more.
+    Over,
 }
 
 /// Sum of the notifications that have arrived when a waiter looks.
@@ -49,14 +44,14 @@ enum HeardNotification {
     Granted(Answered<Granted>),
     /// The lock may have become free.
     AskAgain,
-    /// A guard uses the hold that this try has recalled.
-    Refused,
+    /// A guard uses the hold that this request has recalled as a try.
+    InUse,
     /// All notifications were for other waiters.
     Nothing,
 }
 
 /// Sums up `first` and the notifications behind it, because all of them together are one reason to ask. It stops at the length
-/// of the channel, so that a faster flood of notifications cannot keep the waiter here.
+/// of the channel, so that a faster flood of notifications cannot keep the requester here.
 fn hear(
     first: Notification,
     notices: &mut mpsc::Receiver<Notification>,
@@ -74,7 +69,7 @@ fn hear(
             }
             // The grant of another waiter of this process.
             Notification::Granted { id: granted, .. } if *granted != *id.as_str() => {}
-            Notification::Used { id: refused } if *refused == *id.as_str() => heard = HeardNotification::Refused,
+            Notification::Used { id: refused } if *refused == *id.as_str() => heard = HeardNotification::InUse,
             // For the tries of other tasks.
             Notification::Used { .. } | Notification::Called { .. } => {}
             // This grant is older than the place in the queue, or no server would send it.
@@ -98,92 +93,104 @@ impl HeardNotification {
     }
 }
 
-impl Acquisition {
-    /// Waits for notifications until it is time to ask again. A waiter asks at `asks_again` at the latest. A try waits for the
-    /// replies to its recall until `replies_until`.
-    pub(super) async fn await_notification(
-        &mut self,
-        request: &AcquireRequest,
-        mut asks_again: Moment,
-        replies_until: Option<Moment>,
-    ) -> QueueWaitEnd {
-        self.subscribe();
-        let bounds = self.bounds(request);
-        let options = self.engine.options();
-        let (clock, counts) = (self.engine.clock, options.durability.counts_notified_grants());
-        // A waiter needs no such statement, because each of its heartbeats shows that its task is polled.
-        let states_within = poll_within(options) / 2;
-        let mut states_at = replies_until.map_or(Moment::NEVER, |_| clock.now().after(states_within));
-        let (until, mut was_notified) = (replies_until.unwrap_or(Moment::NEVER), false);
-        loop {
-            let Notifications::Subscribed(subscription) = &mut self.notices else {
-                if replies_until.is_some() {
-                    return QueueWaitEnd::Silence;
+impl Requesting {
+    /// Rests before the next copy.
+    pub(super) async fn rest(&mut self, rest: Rest) -> Rested {
+        match rest {
+            Rest::AwaitTurn { request, retry_in } => Box::pin(self.await_turn(&request, retry_in)).await,
+            Rest::Pause { retry_in } => {
+                Box::pin(self.pause(retry_in)).await;
+                Rested::AskAgain
+            }
+            Rest::Backoff(pause) => {
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
                 }
+                Rested::AskAgain
+            }
+        }
+    }
+
+    /// Waits for notifications until it is time to ask again: at the next heartbeat, or when the recalled holders have had
+    /// their time to reply to a try.
+    async fn await_turn(&mut self, request: &AcquireRequest, retry_in: Duration) -> Rested {
+        self.subscribe();
+        let (bounds, clock) = (self.bounds(request), self.engine.clock);
+        let counts = self.engine.options().durability.counts_notified_grants();
+        // A little after the deadline that may free the lock, so that the copy does not come too early.
+        let nap = heartbeat_of(request.lease).min(retry_in + Duration::from_millis(1));
+        let replies_until = self.recalls_until.filter(|until| *until > clock.now()).unwrap_or(Moment::NEVER);
+        let (mut asks_again, mut was_notified) = (clock.now().after(nap).min(replies_until), false);
+        loop {
+            let Notifications::Subscribed(subscription) = &mut self.notifications else {
                 clock.sleep_until(asks_again).await;
-                return QueueWaitEnd::AskAgain;
+                return Rested::AskAgain;
             };
             tokio::select! {
                 biased;
                 notice = subscription.notices.recv() => {
                     let Some(notice) = notice else {
-                        // The runtime that received the notifications has ended. It was that of the leader before.
-                        self.notices = Notifications::Unwanted;
+                        // The runtime that received the notifications has ended.
+                        self.notifications = Notifications::Unwanted;
                         continue;
                     };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
-                        HeardNotification::Granted(answer) if counts => return QueueWaitEnd::Granted(answer),
-                        HeardNotification::Granted(_) => return QueueWaitEnd::AskAgain,
-                        HeardNotification::Refused if replies_until.is_some() => return QueueWaitEnd::Refused,
-                        // A flood of notifications causes no more requests than the throttle allows. For a try, the
-                        // notification may come from before the subscription was live, and has reached no waiter.
+                        HeardNotification::Granted(answer) if counts => return self.on_notified(request, &answer),
+                        HeardNotification::Granted(_) => return Rested::AskAgain,
+                        HeardNotification::InUse => self.on_in_use(),
+                        // A flood of notifications causes no more requests than the throttle allows.
                         HeardNotification::AskAgain => {
                             was_notified = true;
                             asks_again = asks_again.min(self.told_to_ask.next_at());
                         }
-                        HeardNotification::Refused | HeardNotification::Nothing => {}
+                        HeardNotification::Nothing => {}
                     }
                 }
-                () = clock.sleep_until(asks_again.min(until)) => {}
-                () = clock.timer(states_at) => {}
+                () = clock.sleep_until(asks_again) => {}
             }
             // Compared after each notification as well, because a flood would keep the timers from their turns.
             let now = clock.now();
-            // Checked first, because a flood of notifications must not keep a try from its end.
-            if until <= now {
-                return QueueWaitEnd::Silence;
-            }
             if asks_again <= now {
                 if was_notified {
                     self.told_to_ask.take(now);
                 }
-                return QueueWaitEnd::AskAgain;
-            }
-            if states_at <= now {
-                states_at = now.after(states_within);
-                if let Some(entry) = &self.entry {
-                    entry.note_polled(now);
-                }
+                return Rested::AskAgain;
             }
         }
     }
 
+    /// Applies a grant that a notification has brought.
+    fn on_notified(&mut self, request: &AcquireRequest, answer: &Answered<Granted>) -> Rested {
+        match self.on_notification(request, answer) {
+            CopyOutcome::Rests(_) => Rested::AskAgain,
+            CopyOutcome::Over | CopyOutcome::Granted(_) => Rested::Over,
+        }
+    }
+
+    /// Ends the tries, because a guard uses the hold that one of them has recalled.
+    fn on_in_use(&self) {
+        if let Some(entry) = &self.entry {
+            entry.note_in_use();
+            entry.deny_tries(self.engine.now());
+        }
+    }
+
     /// Waits for a pause, because the server has no queue.
-    pub(super) async fn pause(&mut self, pause: &mut Pause, retry_in: Duration) {
+    async fn pause(&mut self, retry_in: Duration) {
         self.subscribe();
-        let longest = match self.notices {
+        let longest = match self.notifications {
             Notifications::Subscribed(_) => MAX_RETRY_WOKEN,
             Notifications::Unwanted | Notifications::Never => MAX_RETRY,
         };
-        let nap = pause.next(longest).min(retry_in + Duration::from_millis(1));
+        let nap = self.pause.next(longest).min(retry_in + Duration::from_millis(1));
         let clock = self.engine.clock;
         let until = clock.now().after(nap);
-        match &mut self.notices {
+        match &mut self.notifications {
             Notifications::Subscribed(subscription) => {
                 match tokio::time::timeout(nap, subscription.notices.recv()).await {
                     Err(_) => return,
                     Ok(None) => {
-                        self.notices = Notifications::Unwanted;
+                        self.notifications = Notifications::Unwanted;
                         return tokio::time::sleep(nap).await;
                     }
                     Ok(Some(_)) => {}
@@ -201,11 +208,11 @@ impl Acquisition {
     }
 
     /// Subscribes to the notifications, if the scheme has any.
-    fn subscribe(&mut self) {
-        if matches!(self.notices, Notifications::Unwanted) {
+    pub(super) fn subscribe(&mut self) {
+        if matches!(self.notifications, Notifications::Unwanted) {
             let scheme = self.engine.scheme.notifications();
             let subscription = scheme.map(|scheme| scheme.subscribe(&self.key, &self.engine.manager_id));
-            self.notices = subscription.map_or(Notifications::Never, Notifications::Subscribed);
+            self.notifications = subscription.map_or(Notifications::Never, Notifications::Subscribed);
         }
     }
 }
