@@ -282,12 +282,12 @@ impl Acquisition {
     /// answer.
     async fn ask_first(&mut self, requesting: Requesting) -> Option<FirstEnd> {
         let mut impatience = self.waiter.impatience();
-        let engine = &self.waiter.engine;
+        let (engine, patience) = (&self.waiter.engine, self.waiter.patience);
         let requesting = self.request.insert(requesting);
         // Biased, so that a grant counts even if the limit has passed too.
         let step = tokio::select! {
             biased;
-            step = requesting.step() => step,
+            step = requesting.begin(patience) => step,
             given_up = given_up(engine, &mut impatience) => {
                 let Some(signalled) = self.look_again().await else {
                     return Some(FirstEnd::GivesUp(Box::new(given_up)));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::withdraw::cancel;
-use super::{HEARTBEAT, poll_within};
+use super::{HEARTBEAT, Patience, poll_within};
 use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::{LossReason, NoMajority, Source};
 use crate::base::events;
@@ -139,6 +139,21 @@ impl Requesting {
         }
     }
 
+    /// Sends the first copy. For a try it also repeats copies without an answer: the time of a try is short, and the background
+    /// may have no connection yet.
+    pub(super) async fn begin(&mut self, patience: Patience) -> CopyOutcome {
+        loop {
+            let outcome = self.step().await;
+            let is_needed = || self.entry.as_ref().is_some_and(|entry| entry.wants().is_some());
+            match outcome {
+                CopyOutcome::Rests(Rest::Backoff(pause)) if patience == Patience::AskOnce && is_needed() => {
+                    tokio::time::sleep(pause).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     /// Goes on in the background, which sends the further copies.
     pub(super) fn move_to_background(self, rest: Rest) {
         if self.entry.as_ref().is_some_and(RequesterEntry::move_to_background) {
@@ -192,7 +207,7 @@ impl Requesting {
     }
 
     /// Sends one copy, or finds a hold of this process that the first waiter may use.
-    pub(super) async fn step(&mut self) -> CopyOutcome {
+    async fn step(&mut self) -> CopyOutcome {
         if self.engine.can_cache() && self.entry.as_ref().is_some_and(|entry| entry.wants().is_some()) {
             self.release_cached();
         }
