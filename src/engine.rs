@@ -224,20 +224,23 @@ impl Held {
         }
     }
 
-    /// Waits until an answer of the server confirms the hold. An answer to the acquisition confirms it already. So this
-    /// method waits only if the grant came by a notification.
+    /// Returns true if an answer of the server has granted the whole lease of the share. The answer to an acquisition
+    /// does. A notification does not.
+    pub(crate) fn is_confirmed(&self) -> bool {
+        let (_, hold, share_id) = self.parts();
+        hold.is_confirmed(&hold.share(*share_id))
+    }
+
+    /// Waits until an answer of the server has granted the whole lease of the share.
     pub(crate) async fn confirmed(&self) -> Result<()> {
-        let (engine, hold, _) = self.parts();
+        let (_, hold, _) = self.parts();
         self.check_process()?;
         match self.state() {
             HoldState::Lost(reason) => return Err(hold.key().loss(reason)),
-            HoldState::Held | HoldState::Unconfirmed if !hold.is_claim() => return Ok(()),
+            HoldState::Held | HoldState::Unconfirmed if self.is_confirmed() => return Ok(()),
             HoldState::Held | HoldState::Unconfirmed => {}
         }
-        // The watch starts before the claim is sent, because the answer may come at once.
-        let watch = self.watch();
-        watch.claim_now(engine.now());
-        match watch.confirmed().await {
+        match self.watch().confirmed().await {
             Ok(()) => Ok(()),
             Err(Ended::Lost(reason)) => Err(hold.key().loss(reason)),
             Err(Ended::Released) => std::future::pending().await,

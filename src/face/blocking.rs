@@ -771,8 +771,8 @@ impl<G: fmt::Debug> fmt::Debug for Guard<G> {
 
 impl<G: AsyncGuard> Guard<G> {
     /// Blocks until the hold has the whole lease of its acquisition. This takes about one round trip if the acquisition
-    /// waited in the server's queue, because such a hold begins with a shorter time. Returns at once for every other
-    /// hold.
+    /// waited in the server's queue, because such a hold begins with a shorter time. Returns at once if the server has
+    /// granted the whole lease already.
     ///
     /// # Errors
     ///

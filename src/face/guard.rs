@@ -140,8 +140,8 @@ macro_rules! guard {
             /// before that. If the work needs more time than [`remaining`](Self::remaining) returns, await `confirmed`
             /// first. The call takes about one round trip.
             ///
-            /// For every other hold, the call sends nothing and returns at once. Examples are a hold that the server
-            /// granted without a wait, and a hold that was already renewed. With
+            /// If the server has granted the whole lease already, the call sends nothing and returns at once. Examples are a
+            /// hold that the server granted without a wait, and a hold that was already renewed. With
             /// [`QuorumManager`](crate::QuorumManager), [`TwoKeyManager`](crate::TwoKeyManager) and
             /// each [`Durability`](crate::Durability) except `Primary`, no hold begins as a claim. A hold with a [fixed
             /// lease](crate::Acquire::fixed_lease) can begin as a claim too. After `confirmed`, it still ends when its
@@ -345,10 +345,10 @@ guard! {
     WriteGuard, Mode::Write
 }
 
-/// Waits for the confirmation of a hold. Only a claim has to wait, so only a claim needs a runtime for its timer.
+/// Waits for the confirmation of a hold. Only a call that has to wait needs a runtime for its timer.
 async fn confirm(held: &Held) -> Result<()> {
     held.check_process()?;
-    if held.hold().is_claim() && !matches!(held.state(), HoldState::Lost(_)) {
+    if !held.is_confirmed() && !matches!(held.state(), HoldState::Lost(_)) {
         in_runtime()?;
     }
     held.confirmed().await

@@ -213,9 +213,15 @@ impl Hold {
         self.cell.event(now, |state, event| state.remove_share(self.number, share_id, event))
     }
 
-    /// Makes a renewal due now if a notification granted the hold, because a guard waits for the answer of the server.
-    pub(super) fn claim_now(&self, now: Moment) {
-        self.change(|record| record.claim_now(now));
+    /// Makes a renewal due now if the server has not granted the whole lease of this share, because its guard waits for
+    /// that.
+    pub(super) fn confirm_now(&self, share: &Share) {
+        self.change(|record| record.confirm_now(share, self.clock().now()));
+    }
+
+    /// Returns true if an answer of the server has granted the whole lease of this share.
+    pub(crate) fn is_confirmed(&self, share: &Share) -> bool {
+        self.ask(|record| record.is_confirmed(share))
     }
 
     /// Ends the hold as lost. Returns false if it ended before.
@@ -464,9 +470,6 @@ macro_rules! record_changes {
 record_questions! {
     /// Returns the share of this guard.
     fn share(share_id: ShareId) -> Share;
-
-    /// Returns true if a notification granted the hold and no answer of the server has confirmed it yet.
-    fn is_claim() -> bool;
 
     /// Returns the time of the grant.
     fn began() -> Moment;

@@ -66,16 +66,20 @@ impl Watch {
         self.until(|| self.ended_now()).await
     }
 
-    /// Makes a renewal due now, if no answer of the server has confirmed the hold yet.
-    pub(crate) fn claim_now(&self, now: Moment) {
-        self.hold.claim_now(now);
+    /// Waits until an answer of the server has granted the whole lease of the share. Returns an error if the share is
+    /// over before. Needs a tokio runtime for its timer.
+    pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
+        self.until(|| self.ended_now().map(Err).or_else(|| self.is_confirmed().then_some(Ok(())))).await
     }
 
-    /// Waits until an answer of the server has confirmed the hold. This matters for a hold that a notification granted.
-    /// Returns an error if the share is over before. Needs a tokio runtime for its timer.
-    pub(crate) async fn confirmed(&self) -> Result<(), Ended> {
-        let is_confirmed = || (!self.hold.is_claim()).then_some(Ok(()));
-        self.until(|| self.ended_now().map(Err).or_else(is_confirmed)).await
+    /// Returns true if the share has its whole lease. If not, makes a renewal due now, also after an answer that granted
+    /// less.
+    fn is_confirmed(&self) -> bool {
+        let is_confirmed = self.hold.is_confirmed(&self.share);
+        if !is_confirmed {
+            self.hold.confirm_now(&self.share);
+        }
+        is_confirmed
     }
 
     /// Returns the first result of `look`, which runs at each change of the share and at its local deadline. In a

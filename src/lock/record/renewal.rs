@@ -170,17 +170,15 @@ impl HoldRecord {
         let deadline = self.deadline();
         // `is_claim` is cleared before `apply` runs, because `apply` limits the remaining time of an answer, but not
         // that of a claim.
-        let is_claim = std::mem::take(&mut self.is_claim);
+        let (is_claim, asked) = (std::mem::take(&mut self.is_claim), self.asked);
         self.apply(grant, event);
-        if self.deadline() < deadline {
+        // A longer lease than before may be what a guard waits for.
+        if is_claim || asked != self.asked || self.deadline() < deadline {
             self.tell_watchers(event);
         }
         let not_converted = self.resolve_open_conversion(grant.sent);
         self.renew_in_doubt(grant.sent);
         self.tell_awaiting(event);
-        if is_claim {
-            self.tell_watchers(event);
-        }
         // The answer may show that the server lost an earlier grant. Then the deadline may have passed already.
         self.look(event);
         RenewalConfirmed { is_claim, not_converted }
@@ -238,17 +236,18 @@ impl HoldRecord {
         };
     }
 
-    /// Makes a renewal due now if a notification granted the hold, because a guard waits for the answer. Without this
-    /// call, the first renewal comes as late as any other, so a short hold needs none.
-    pub(in crate::lock) fn claim_now(&mut self, now: Moment) {
-        if self.is_claim && self.phase.is_live() {
+    /// Makes a renewal due now if the server has not granted the whole lease of this share, because its guard waits for
+    /// that. Without this call, the renewal comes as late as any other, so a short hold needs none.
+    pub(in crate::lock) fn confirm_now(&mut self, share: &Share, now: Moment) {
+        if self.phase.is_live() && !self.is_confirmed(share) {
             self.renew_at_once(now);
         }
     }
 
-    /// Returns true if a notification granted the hold and no answer of the server has confirmed it yet.
-    pub(in crate::lock) fn is_claim(&self) -> bool {
-        self.is_claim
+    /// Returns true if an answer of the server has granted the whole lease of this share. A notification is no answer.
+    /// The renewal of a share that its waiter had not taken requests less.
+    pub(in crate::lock) fn is_confirmed(&self, share: &Share) -> bool {
+        !self.is_claim && self.covers(self.answered.after(share.lease_at(self.answered)))
     }
 
     /// Wakes the waiters that wait for the answer to a renewal. They then try again to take their shares.

@@ -1,6 +1,6 @@
 //! A requester asks the server whether a reader may join a hold that its process has.
 //!
-//! It repeats the acquisition of that hold, which extends it and answers whether a writer waits.
+//! A repeat of the acquisition extends that hold and answers whether a writer waits.
 
 use std::sync::Arc;
 use std::time::Duration;

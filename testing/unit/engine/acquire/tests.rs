@@ -889,7 +889,7 @@ async fn granted_after_a_wait_with(stage: &Stage, mode: Mode, overrides: Overrid
     start(&mut waits);
     release(before).await;
     let held = granted(waits).await;
-    assert!(held.hold().is_claim(), "it was granted by a notification");
+    assert!(!held.is_confirmed(), "it was granted by a notification");
     held
 }
 
@@ -989,6 +989,31 @@ async fn confirmed_returns_to_all_who_share_the_claim() {
     one.and(other).expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 1);
     assert!(remaining(&first) > 9 * SECOND && remaining(&second) > 9 * SECOND);
+}
+
+/// The renewal of a share that its waiter has not taken requests a short lease. The command-line program waits for
+/// `confirmed` and then relies on the whole lease.
+#[tokio::test(start_paused = true)]
+async fn confirmed_waits_for_the_whole_lease_after_a_renewal_of_the_untaken_share() {
+    for mode in [Write, Read] {
+        for is_answered in [true, false] {
+            let stage = Stage::new();
+            let word = (!is_answered).then(|| stage.next_renewals_wait());
+            let before = stage.other().take(Write).await;
+            let mut waits = stage.waits(mode);
+            start(&mut waits);
+            release(before).await;
+            while stage.scheme.chunks().is_empty() {
+                sleep(10 * MS).await;
+            }
+            let held = granted(waits).await;
+            assert!(remaining(&held) <= 3 * SECOND, "{:?}", remaining(&held));
+            let (confirmed, _) = tokio::join!(held.confirmed(), async { word.map(send) });
+            confirmed.expect("confirmed");
+            assert!(remaining(&held) > 9 * SECOND, "{mode:?}: {:?}", remaining(&held));
+            assert_eq!(stage.scheme.chunks().len(), 2, "{mode:?}: one for the share, one for the whole lease");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
