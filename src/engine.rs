@@ -538,7 +538,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         process,
         max_clock_skew: options.max_clock_skew,
         max_delay: request_delay(options),
-        poll_within: acquire::poll_within(options),
+        poll_within: acquire::HEARTBEAT,
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
         metrics: Metrics::default(),

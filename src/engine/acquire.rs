@@ -32,7 +32,7 @@ use crate::base::denied::Denied;
 use crate::base::error::{Error, LossReason, Result};
 use crate::base::key::{Key, LockName};
 use crate::base::lease::Moment;
-use crate::base::options::{Options, Terms};
+use crate::base::options::Terms;
 use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::Hold;
@@ -46,12 +46,12 @@ use self::arm::Arming;
 use self::limits::{GivesUp, WaitEnd, given_up, withdrawal_span};
 use self::local::{Entered, LocalSignal, LocalWaiter, Looks, enter};
 use self::patience::{KeptOutBy, WaitEnds};
-use self::request::{CopyOutcome, Requesting};
+use self::request::{CopyOutcome, Requesting, Rest};
 use self::waiting::{FirstEnd, FirstWait, Waiting};
 use self::withdraw::Withdrawn;
 
 /// Longest time between two requests of a waiter in the server's queue.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Returns a share of a hold that this process has, if a guard may join it without a request to the server.
 #[inline]
@@ -163,11 +163,6 @@ async fn with_note(held: Held, note: Option<Arc<str>>) -> Result<Held> {
     Ok(held)
 }
 
-/// Longest time between two polls of a requester whose task runs. The requester waits for one answer, or for its heartbeat.
-pub(super) fn poll_within(options: &Options) -> Duration {
-    HEARTBEAT + options.response_timeout * 2
-}
-
 /// Checks that the engine is still open. A grant that came after `close` has listed the holds is released here.
 pub(super) fn check_still_open(engine: &Engine, key: &Key, held: Option<&Held>) -> Result<()> {
     engine.check_open(key).inspect_err(|_| {
@@ -233,6 +228,10 @@ impl Acquisition {
                         continue;
                     }
                 },
+                LocalSignal::PlaceLost => {
+                    self.waiter.enter_again();
+                    continue;
+                }
                 LocalSignal::Denied => return Ok(Err(Box::pin(self.refused()).await?)),
                 LocalSignal::Failed(failure) => return Err(self.error_of(failure)),
             };
@@ -270,7 +269,7 @@ impl Acquisition {
         }
         let requester = self.waiter.entry.as_mut().and_then(WaitEntry::take_requester);
         if let Some(requester) = requester
-            && let Some(end) = self.ask_first(Requesting::new(&self.waiter.engine, requester)).await
+            && let Some(end) = self.ask_first(Requesting::new(&self.waiter.engine, requester)).await?
         {
             return Ok(end);
         }
@@ -280,29 +279,59 @@ impl Acquisition {
 
     /// Sends the first copy of a request. If the server does not grant it, the background goes on. A limit waits for the first
     /// answer.
-    async fn ask_first(&mut self, requesting: Requesting) -> Option<FirstEnd> {
+    async fn ask_first(&mut self, requesting: Requesting) -> Result<Option<FirstEnd>> {
         let mut impatience = self.waiter.impatience();
-        let (engine, patience) = (&self.waiter.engine, self.waiter.patience);
+        let engine = &self.waiter.engine;
         let requesting = self.request.insert(requesting);
         // Biased, so that a grant counts even if the limit has passed too.
         let step = tokio::select! {
             biased;
-            step = requesting.begin(patience) => step,
+            step = requesting.step_in_sight() => step,
             given_up = given_up(engine, &mut impatience) => {
                 let Some(signalled) = self.look_again().await else {
-                    return Some(FirstEnd::GivesUp(Box::new(given_up)));
+                    return Ok(Some(FirstEnd::GivesUp(Box::new(given_up))));
                 };
                 self.request = None;
-                return Some(signalled);
+                return Ok(Some(signalled));
             }
         };
         match step {
+            CopyOutcome::Rests(Rest::Backoff(pause)) if self.patience == Patience::AskOnce => {
+                Box::pin(self.ask_again(pause)).await
+            }
+            step => Ok(self.after_first(step)),
+        }
+    }
+
+    /// Repeats the copy of a try until there is an answer. The background does not, because it may have no connection yet, and
+    /// the time of a try is short.
+    async fn ask_again(&mut self, pause: Duration) -> Result<Option<FirstEnd>> {
+        let Some(requesting) = &mut self.request else { return Ok(None) };
+        let mut waiting = Waiting::new(&self.waiter);
+        let waiter = &mut self.waiter;
+        tokio::select! {
+            biased;
+            step = requesting.step_until_answered(pause) => Ok(self.after_first(step)),
+            end = std::future::poll_fn(|cx| waiting.poll_end(waiter, cx)) => {
+                let end = end?;
+                if let FirstEnd::Signal(_) = end {
+                    self.request = None;
+                }
+                Ok(Some(end))
+            }
+        }
+    }
+
+    /// Goes on after the copies that this task has sent.
+    fn after_first(&mut self, step: CopyOutcome) -> Option<FirstEnd> {
+        let requesting = self.request.take()?;
+        match step {
             CopyOutcome::Granted(held) => {
-                (self.request, self.waiter.entry) = (None, None);
+                self.waiter.entry = None;
                 return Some(FirstEnd::Signal(LocalSignal::Granted(held)));
             }
-            CopyOutcome::Rests(rest) => self.request.take()?.move_to_background(rest),
-            CopyOutcome::Over => self.request = None,
+            CopyOutcome::Rests(rest) => requesting.move_to_background(rest),
+            CopyOutcome::Over => {}
         }
         None
     }

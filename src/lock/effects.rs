@@ -29,7 +29,7 @@ pub(crate) struct Rules {
     pub(crate) max_clock_skew: Duration,
     /// Longest time between the sending of a request and the moment at which a server may still carry it out.
     pub(crate) max_delay: Duration,
-    /// Longest time between two polls of a requester whose task runs.
+    /// Time after which a requester that was not polled is woken. After as long again it is stalled.
     pub(crate) poll_within: Duration,
     /// Largest number of writers that use one hold one after the other. A hold is also not handed off any more once
     /// `handoff_span` has passed since its grant.

@@ -508,7 +508,7 @@ record_events! {
     /// that is sent at `since` or later. `since` is the time of the waiter's first attempt.
     fn accept(waiter_id: WaiterId, taken: (ShareId, Share), since: Moment) -> Accepted;
 
-    /// Lets a waiter take its share of a hold whose grant had enough time for it.
+    /// Lets a waiter take its share of a hold whose grant has enough time for it.
     fn accept_granted(taken: (ShareId, Share)) -> Accepted;
 
     /// Lets a waiter take its share after the answer to a renewal that is sent at `since` or later.

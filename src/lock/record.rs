@@ -136,14 +136,14 @@ pub(crate) struct NewHold {
 }
 
 impl NewHold {
-    /// Returns true if enough of the requested lease is left for the first guard. If a notification brought the grant,
-    /// the claim takes the place of the lease. A claim is short, so a large `max_clock_skew` may leave less of it than
-    /// the time until its first renewal. The guard then waits for that renewal.
-    pub(crate) fn has_enough(&self, now: Moment, max_clock_skew: Duration) -> bool {
+    /// Returns the moment until which enough of the requested lease is left for the first guard. If a notification brought
+    /// the grant, the claim takes the place of the lease. A claim is short, so a large `max_clock_skew` may leave less of
+    /// it than the time until its first renewal. The guard then waits for that renewal.
+    pub(crate) fn enough_until(&self, max_clock_skew: Duration) -> Moment {
         let Grant { sent, remaining, asked, .. } = self.grant;
         let until = lease::valid_until(sent, remaining, max_clock_skew);
         let outlasts_renewal = !self.is_claim || until >= sent.after(remaining.min(asked) / 2);
-        outlasts_renewal && until.since(now) >= lease::start(asked, max_clock_skew)
+        if outlasts_renewal { until.before(lease::start(asked, max_clock_skew)) } else { Moment::START }
     }
 
     /// Returns the send time of the request that the server granted, or `None` if a notification brought the grant.
@@ -624,7 +624,7 @@ impl HoldRecord {
         self.take(share_id, share, now)
     }
 
-    /// Lets a waiter take its share of a hold whose grant had enough time for it, however much time is left by now.
+    /// Lets a waiter take its share of a hold whose grant has enough time for it.
     pub(super) fn accept_granted(&mut self, (share_id, share): (ShareId, Share), event: &mut Event<'_>) -> Accepted {
         self.look(event);
         match self.state_of(&self.shares.get(share_id.slot), event.now) {
@@ -642,13 +642,19 @@ impl HoldRecord {
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }
 
-    /// Gives a share that its waiter has not taken to another one.
-    pub(super) fn pass_on(&mut self, share_id: ShareId, share: Share, event: &Event<'_>) {
-        self.shares.replace(share_id.slot, share);
+    /// Makes a share that no waiter has taken the share of this waiter. Returns false if the share is over.
+    pub(super) fn hand_to(&mut self, share_id: ShareId, wants: ShareRequest, event: &mut Event<'_>) -> bool {
+        self.look(event);
+        if matches!(self.state_of(&self.shares.get(share_id.slot), event.now), HoldState::Lost(_)) {
+            return false;
+        }
+        self.set_cache_for(wants.cache_for);
+        self.shares.replace(share_id.slot, wants.from(event.now));
         if self.needs_renewal() {
             self.plan_renewal(event.now);
         }
         self.note_unclaimed(share_id, event.now);
+        true
     }
 
     /// Lets a share end early unless its waiter takes it.

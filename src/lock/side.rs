@@ -3,7 +3,8 @@
 //!
 //! The request belongs to the side and to no waiter. The first waiter is served first, whichever copy is granted. The first
 //! copy comes from the task of the waiter that found the side idle, and all others come from a task of the background. If
-//! a requester ends or is not polled, the background starts another one, which keeps the place in the server's queue.
+//! a requester ends or is not polled, the background starts another one, which keeps the place in the server's queue. A
+//! waiter whose task is not polled in time gives up its place, and waits again when its task is polled.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -239,13 +240,11 @@ pub(super) struct Waiter {
     pub(super) wants: ShareRequest,
     pub(super) patience: Patience,
     pub(super) since: WaitStart,
-    /// True if its task has carried a stalled requester, and was not polled since. Others are then served first.
-    pub(super) is_stalled: bool,
 }
 
 impl Waiter {
     pub(super) fn new(wants: ShareRequest, patience: Patience, now: Moment) -> Self {
-        Self { wants, patience, since: WaitStart(now), is_stalled: false }
+        Self { wants, patience, since: WaitStart(now) }
     }
 }
 
@@ -263,8 +262,10 @@ pub(super) struct SideRequester {
     pub(super) requester_id: WaiterId,
     /// Waiter whose own task it is. `None` for a task of the background.
     pub(super) carried_by: Option<WaiterId>,
-    /// A requester that has not been polled by then is stalled.
+    /// A requester that has not been polled by then is woken. If it is not polled then either, it is stalled.
     pub(super) poll_deadline: Moment,
+    /// True if it was woken at its deadline, and has not been polled since.
+    pub(super) was_woken: bool,
     /// Last waiter that was here when it sent its newest copy.
     pub(super) newest: WaiterId,
     /// True if it asks without a pause, because a try has come.
@@ -274,8 +275,8 @@ pub(super) struct SideRequester {
 /// The number of a requester makes no difference for what happens next.
 impl Hash for SideRequester {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { requester_id: _, carried_by, poll_deadline, newest, asks_at_once } = self;
-        (carried_by, poll_deadline, newest, asks_at_once).hash(state);
+        let Self { requester_id: _, carried_by, poll_deadline, was_woken, newest, asks_at_once } = self;
+        (carried_by, poll_deadline, was_woken, newest, asks_at_once).hash(state);
     }
 }
 
@@ -321,14 +322,14 @@ impl Side {
         !self.waiters.is_empty()
     }
 
-    /// Returns the waiter that is served first.
-    pub(super) fn first_waiter(&self) -> Option<(WaiterId, &Waiter)> {
-        self.waiters.iter().find(|(_, waiter)| !waiter.is_stalled).or_else(|| self.waiters.iter().next())
+    /// Returns true if this waiter has its place.
+    pub(super) fn is_waiting(&self, waiter_id: WaiterId) -> bool {
+        self.waiters.has(waiter_id)
     }
 
-    /// Records that the task of this waiter is polled. Returns true if it was stalled.
-    pub(super) fn note_waiter_polled(&mut self, waiter_id: WaiterId) -> bool {
-        self.waiters.get_mut(waiter_id).is_some_and(|waiter| std::mem::take(&mut waiter.is_stalled))
+    /// Returns the waiter that is served first.
+    pub(super) fn first_waiter(&self) -> Option<(WaiterId, &Waiter)> {
+        self.waiters.iter().next()
     }
 
     /// Returns true if one of the waiters is no try.
@@ -340,8 +341,8 @@ impl Side {
     pub(super) fn first(&self) -> First {
         match self.first_waiter() {
             _ if self.requester.is_some() || self.pending.is_some() => First::Asks,
-            Some((_, waiter)) if !waiter.is_stalled => First::Waits(waiter.wants),
-            Some(_) | None => First::Nobody,
+            Some((_, waiter)) => First::Waits(waiter.wants),
+            None => First::Nobody,
         }
     }
 
@@ -357,11 +358,6 @@ impl Side {
     pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter)> {
         let (first, _) = self.first_waiter()?;
         self.waiters.remove(first)
-    }
-
-    /// Returns true if the task of one of the waiters is polled, as far as is known. The side asks for no others.
-    pub(super) fn has_polled_waiter(&self) -> bool {
-        self.first_waiter().is_some_and(|(_, waiter)| !waiter.is_stalled)
     }
 
     /// Removes the waiters for which `keeps` returns false. The caller wakes them.
@@ -402,18 +398,19 @@ impl Side {
 
     /// Makes a task the requester.
     pub(super) fn begin_requests(&mut self, requester_id: WaiterId, carried_by: Option<WaiterId>, event: &Event<'_>) {
-        let poll_deadline = event.now.after(event.poll_within);
+        let (poll_deadline, newest) = (event.now.after(event.poll_within), WaiterId(0));
+        let (was_woken, asks_at_once) = (false, false);
         // A new request has had no answer yet.
         self.is_answered &= self.pending.is_some();
         self.requester =
-            Some(SideRequester { requester_id, carried_by, poll_deadline, newest: WaiterId(0), asks_at_once: false });
+            Some(SideRequester { requester_id, carried_by, poll_deadline, was_woken, newest, asks_at_once });
     }
 
     /// Records that this requester asks now, for all waiters that are here. Returns false if it is not the requester any more.
-    pub(super) fn note_asks(&mut self, requester_id: WaiterId, poll_deadline: Moment) -> bool {
+    pub(super) fn note_asks(&mut self, requester_id: WaiterId) -> bool {
         let newest = self.waiters.last_id().unwrap_or(WaiterId(0));
         let Some(requester) = self.requester_of(requester_id) else { return false };
-        (requester.poll_deadline, requester.newest, requester.asks_at_once) = (poll_deadline, newest, false);
+        (requester.newest, requester.asks_at_once) = (newest, false);
         true
     }
 
@@ -429,10 +426,8 @@ impl Side {
 
     /// Removes the requester and its request, because the first waiter has a share.
     pub(super) fn on_seated(&mut self, event: &mut Event<'_>) -> Option<Pending> {
-        // A requester that is the task of a waiter has just brought the grant, and waits for nothing.
-        if let Some(requester) = self.requester.take().filter(|requester| requester.carried_by.is_none()) {
-            event.wake(requester.requester_id);
-        }
+        // It has brought the grant itself, or was woken before.
+        self.requester = None;
         self.outage = None;
         self.wake_at_answer(event);
         self.pending.take()
@@ -440,7 +435,7 @@ impl Side {
 
     /// Wakes the requester if no waiter needs it any more.
     pub(super) fn stop_without_waiters(&mut self, event: &mut Event<'_>) {
-        if let Some(requester) = self.requester.as_ref().filter(|_| !self.has_polled_waiter()) {
+        if let Some(requester) = self.requester.as_ref().filter(|_| !self.has_waiters()) {
             event.wake(requester.requester_id);
         }
     }
@@ -453,21 +448,27 @@ impl Side {
         }
     }
 
-    /// Ends the requester if it was not polled in time.
+    /// Wakes the requester if it was not polled in time, and ends it if it was woken before. The waiter whose task it is then
+    /// gives up its place.
     pub(super) fn end_if_stalled(&mut self, event: &mut Event<'_>) {
-        if self.stalled_at().is_none_or(|at| at > event.now) {
+        if self.looks_at().is_none_or(|at| at > event.now) {
             return;
         }
-        let carrier = self.requester.as_ref().and_then(|requester| requester.carried_by);
-        if let Some(waiter) = carrier.and_then(|carrier| self.waiters.get_mut(carrier)) {
-            waiter.is_stalled = true;
+        let Some(requester) = self.requester.as_mut() else { return };
+        if !std::mem::replace(&mut requester.was_woken, true) {
+            requester.poll_deadline = event.now.after(event.poll_within);
+            event.wake(requester.requester_id);
+            return;
+        }
+        if let Some(carrier) = requester.carried_by {
+            self.waiters.remove(carrier);
         }
         self.end_requests(event);
     }
 
-    /// Returns the moment from which the requester is stalled. `None` if no waiter depends on it, except the one whose task
-    /// it is.
-    pub(super) fn stalled_at(&self) -> Option<Moment> {
+    /// Returns the moment at which a look finds out whether the requester is polled. `None` if no waiter depends on it, except
+    /// the one whose task it is.
+    pub(super) fn looks_at(&self) -> Option<Moment> {
         let requester = self.requester.as_ref()?;
         let depends = |(waiter_id, _)| requester.carried_by != Some(waiter_id);
         self.waiters.iter().any(depends).then_some(requester.poll_deadline)

@@ -126,6 +126,8 @@ pub(crate) enum WakeReason<H> {
     Denied,
     /// A request for this waiter has failed.
     Failed(Failure),
+    /// The waiter has given up its place, because its task was not polled in time.
+    PlaceLost,
 }
 
 impl<H> Default for State<H> {
@@ -184,7 +186,7 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Returns true if a writer of this process waits here.
     pub(super) fn writer_waits(&self) -> bool {
-        self.wait_queue.as_deref().is_some_and(|wait_queue| wait_queue.writes.has_polled_waiter())
+        self.wait_queue.as_deref().is_some_and(|wait_queue| wait_queue.writes.has_waiters())
     }
 
     fn listed_holds(&self) -> impl Iterator<Item = &Entry<H>> {
@@ -228,7 +230,7 @@ impl<H: InRenewalQueue> State<H> {
             }
             if !side.has_waiters() {
                 side.forget_answers();
-            } else if may_ask && side.has_polled_waiter() {
+            } else if may_ask {
                 let requester_id = self.waiter_id();
                 self.side(mode).begin_requests(requester_id, None, event);
                 event.start_requester(mode, requester_id);
@@ -239,8 +241,8 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns the moment at which the background has to look for stalled tasks, if that is sooner than planned.
     pub(super) fn next_look(&mut self) -> Option<Moment> {
         let wait_queue = self.wait_queue.as_deref()?;
-        let writer = wait_queue.writes.stalled_at().filter(|_| self.may_ask(Mode::Write));
-        let at = [wait_queue.reads.stalled_at(), writer, wait_queue.pass_on_at()].into_iter().flatten().min()?;
+        let writer = wait_queue.writes.looks_at().filter(|_| self.may_ask(Mode::Write));
+        let at = [wait_queue.reads.looks_at(), writer, wait_queue.pass_on_at()].into_iter().flatten().min()?;
         let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
         sooner.then(|| *self.looks_at.insert(at))
     }

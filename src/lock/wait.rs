@@ -128,22 +128,13 @@ impl WaitEntry {
     /// Is ready when this waiter is woken, or with `None` when the server does not answer the requester. A stage of an outage
     /// that is `known` is no reason.
     pub(crate) fn poll_wake(&self, known: Option<OutageStage>, cx: &Context<'_>) -> Poll<Option<Wake>> {
-        let mut was_stalled = false;
-        let wake = self.cell.poll_waiter(self.waiter_id, cx, |state| {
-            was_stalled = state.note_waiter_polled(self.mode, self.waiter_id);
-            match state.take_signal(self.mode, self.waiter_id) {
-                Some(wake) => Some(Some(wake)),
-                None => {
-                    let outage = state.present_side(self.mode).and_then(|side| side.outage.as_ref());
-                    outage.is_some_and(|outage| known != Some(outage.stage())).then_some(None)
-                }
+        self.cell.poll_waiter(self.waiter_id, cx, |state| match state.take_signal(self.mode, self.waiter_id) {
+            Some(wake) => Some(Some(wake)),
+            None => {
+                let outage = state.present_side(self.mode).and_then(|side| side.outage.as_ref());
+                outage.is_some_and(|outage| known != Some(outage.stage())).then_some(None)
             }
-        });
-        if was_stalled {
-            // Starts a requester, if the side has none.
-            self.cell.event(self.cell.rules().clock.now(), |_, _| ());
-        }
-        wake
+        })
     }
 
     #[cfg(all(test, feature = "_testing"))]
@@ -204,15 +195,19 @@ impl RequesterEntry {
         self.mode
     }
 
-    /// Is ready when this requester has something to do before its next copy is due.
+    /// Is ready when this requester has something to do before its next copy is due. Records that it is polled.
     pub(crate) fn poll_signal(&self, cx: &Context<'_>) -> Poll<RequesterSignal> {
-        self.cell.poll_waiter(self.requester_id, cx, |state| state.requester_signal(self.mode, self.requester_id))
+        let poll_deadline = self.poll_deadline();
+        self.cell.poll_waiter(self.requester_id, cx, |state| {
+            state.requester_signal(self.mode, self.requester_id, poll_deadline)
+        })
     }
 
-    /// Is ready when no waiter needs the answer to the copy under way.
+    /// Is ready when no waiter needs the answer to the copy under way. Records that the requester is polled.
     pub(crate) fn poll_stop(&self, cx: &Context<'_>) -> Poll<()> {
+        let poll_deadline = self.poll_deadline();
         self.cell.poll_waiter(self.requester_id, cx, |state| {
-            let signal = state.requester_signal(self.mode, self.requester_id);
+            let signal = state.requester_signal(self.mode, self.requester_id, poll_deadline);
             (signal == Some(RequesterSignal::Stop)).then_some(())
         })
     }
@@ -254,29 +249,22 @@ impl RequesterEntry {
         self.cell.quietly(|state, event| state.end_cached(self.mode, event))
     }
 
-    /// Returns the moment by which a requester that is polled now must be polled again.
-    fn poll_deadline(&self, now: Moment) -> Moment {
-        now.after(self.cell.rules().poll_within)
-    }
-
-    /// Records that this requester is polled. Returns false if another task is the requester.
-    pub(crate) fn note_polled(&self, now: Moment) -> bool {
-        let poll_deadline = self.poll_deadline(now);
-        self.cell.ask(|state| state.note_polled(self.mode, self.requester_id, poll_deadline))
+    /// Returns the moment by which a requester that is polled now is polled again, or woken.
+    fn poll_deadline(&self) -> Moment {
+        let rules = self.cell.rules();
+        rules.clock.now().after(rules.poll_within)
     }
 
     /// Records that this requester asks the server now. Returns false if another task is the requester.
-    pub(crate) fn note_asks(&self, now: Moment) -> bool {
-        let poll_deadline = self.poll_deadline(now);
-        self.cell.ask(|state| state.note_asks(self.mode, self.requester_id, poll_deadline))
+    pub(crate) fn note_asks(&self) -> bool {
+        self.cell.ask(|state| state.note_asks(self.mode, self.requester_id))
     }
 
     /// Begins a copy of the side's request, or of the one that `begin` makes. Returns `None` if no waiter is left, or if another
     /// task is the requester.
-    pub(crate) fn begin_attempt(&self, now: Moment, begin: impl FnOnce() -> Pending) -> Option<Begun> {
-        let poll_deadline = self.poll_deadline(now);
+    pub(crate) fn begin_attempt(&self, begin: impl FnOnce() -> Pending) -> Option<Begun> {
         self.cell.ask(|state| {
-            let (pending, terms) = state.begin_attempt(self.mode, self.requester_id, poll_deadline, begin)?;
+            let (pending, terms) = state.begin_attempt(self.mode, self.requester_id, begin)?;
             let is_first = !std::mem::replace(&mut pending.is_counted, true);
             pending.copies.ask_for(terms.lease());
             Some(Begun { id: pending.id.clone(), terms, is_first })
@@ -287,12 +275,10 @@ impl RequesterEntry {
     pub(crate) fn end_attempt<T>(
         &self,
         attempt: &Attempt<Acquired>,
-        now: Moment,
         over: impl FnOnce(&mut Pending) -> T,
     ) -> Option<T> {
-        let poll_deadline = self.poll_deadline(now);
         self.cell.ask(|state| {
-            let pending = state.end_attempt(self.mode, self.requester_id, poll_deadline)?;
+            let pending = state.end_attempt(self.mode, self.requester_id)?;
             pending.note_attempt(attempt);
             Some(over(pending))
         })
@@ -343,7 +329,13 @@ impl RequesterEntry {
     pub(crate) fn on_grant(&self, granted: NewHold, now: Moment) -> (Installed, Option<Pending>) {
         let can_be_cached = granted.cache.is_some();
         let make = |number, granting| Arc::new(Hold::new(&self.cell, number, granting, can_be_cached));
-        self.cell.event(now, |state, event| state.on_grant(make, self.requester_id, granted, event))
+        let (outcome, waker) = self.cell.event_beside(now, |state, event, beside| {
+            let outcome = state.on_grant(make, self.requester_id, granted, event);
+            (outcome, beside.as_mut().and_then(|beside| beside.forget(self.requester_id)))
+        });
+        // The drop of a waker may run any code, so it comes when the mutex is free.
+        drop(waker);
+        outcome
     }
 
     /// Gives the first waiter the share of an older hold. Returns the request of the side, which the caller withdraws, or the

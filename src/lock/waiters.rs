@@ -42,11 +42,8 @@ impl Waiters {
         only.or_else(|| self.several.last_key_value().map(|(waiter_id, _)| *waiter_id))
     }
 
-    pub(super) fn get_mut(&mut self, waiter_id: WaiterId) -> Option<&mut Waiter> {
-        match &mut self.only {
-            Some((only, waiter)) => (*only == waiter_id).then_some(waiter),
-            None => self.several.get_mut(&waiter_id),
-        }
+    pub(super) fn has(&self, waiter_id: WaiterId) -> bool {
+        self.only.as_ref().is_some_and(|(only, _)| *only == waiter_id) || self.several.contains_key(&waiter_id)
     }
 
     pub(super) fn insert(&mut self, waiter_id: WaiterId, waiter: Waiter) {

@@ -401,7 +401,7 @@ pub struct Process {
     pub is_behind: bool,
     /// True if holds may be cached.
     caches: bool,
-    /// Longest time between two polls of a requester that is not asleep.
+    /// Time after which a requester that was not polled is woken.
     poll_within: Duration,
     /// Recalls that have arrived.
     reception: Reception,
@@ -446,11 +446,11 @@ fn rules(poll_within: Duration) -> Rules {
 const HOLD_LEASE: Duration = Duration::from_millis(1500);
 /// Time that is longer than any exploration.
 const LONG: Duration = Duration::from_secs(3600);
-/// Time between two polls of a requester, where no task falls asleep.
+/// Time after which a requester is woken, where no task falls asleep.
 const POLL_WITHIN: Duration = Duration::from_secs(60);
-/// Ticks between two polls of a requester, where tasks fall asleep: a heartbeat, and two times the age up to which a copy
-/// may be carried out.
-pub const STALLED_AFTER: u8 = 5;
+/// Ticks after which a requester is woken, where tasks fall asleep. After as many again another one takes its place. Together
+/// they are longer than a heartbeat, and two times the age up to which a copy may be carried out.
+pub const STALLED_AFTER: u8 = 3;
 
 /// Step in progress: the process, and the results so far.
 struct Driver<'a> {

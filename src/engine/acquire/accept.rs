@@ -12,6 +12,7 @@ use crate::base::lease::Moment;
 use crate::engine::tries::Tries;
 use crate::engine::{Engine, Held};
 use crate::lock::hold::{Accepted, HoldState};
+use crate::lock::shares::Share;
 use crate::lock::side::SideOutage;
 use crate::lock::wait::FirstGrant;
 use crate::store::Failure;
@@ -28,8 +29,10 @@ impl Acquisition {
             let passage = if is_notified { "granted by notification" } else { "granted" };
             events::log_passage(self.key.name(), self.mode, held.share_id().token, passage);
         }
-        if grant.is_some_and(|grant| grant.has_enough) {
-            return Ok(self.take_granted(held, now));
+        if let Some(FirstGrant { share, enough_until, .. }) = grant
+            && now <= enough_until
+        {
+            return Ok(self.take_granted(held, share, now));
         }
         let (engine, limit) = (Arc::clone(&self.engine), self.limit);
         tokio::select! {
@@ -43,9 +46,9 @@ impl Acquisition {
         }
     }
 
-    /// Takes a share of a hold whose grant had enough time for it.
-    fn take_granted(&mut self, held: Held, now: Moment) -> Taken {
-        match held.hold().accept_granted((held.share_id(), self.wants.from(now)), now) {
+    /// Takes a share of a hold whose grant has enough time for it.
+    fn take_granted(&mut self, held: Held, share: Share, now: Moment) -> Taken {
+        match held.hold().accept_granted((held.share_id(), share), now) {
             Accepted::Taken(token) => {
                 self.waiter.entry = None;
                 Taken::Guard(held.with_token(token))

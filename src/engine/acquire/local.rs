@@ -62,6 +62,8 @@ pub(super) enum LocalSignal {
     Denied,
     /// A request that was also for this waiter has failed.
     Failed(Failure),
+    /// Its task was not polled in time, so it has given up its place.
+    PlaceLost,
 }
 
 /// Share that the waiter has to take.
@@ -193,6 +195,7 @@ impl LocalWaiter {
             }
             Wake::Denied => LocalSignal::Denied,
             Wake::Failed(failure) => LocalSignal::Failed(failure),
+            Wake::PlaceLost => LocalSignal::PlaceLost,
         }
     }
 

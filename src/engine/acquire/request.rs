@@ -11,10 +11,11 @@ mod rest;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use super::HEARTBEAT;
 use super::withdraw::cancel;
-use super::{HEARTBEAT, Patience, poll_within};
 use crate::base::backoff::{Backoff, Jitter};
 use crate::base::error::{LossReason, NoMajority, Source};
 use crate::base::events;
@@ -139,16 +140,12 @@ impl Requesting {
         }
     }
 
-    /// Sends the first copy. For a try it also repeats copies without an answer: the time of a try is short, and the background
-    /// may have no connection yet.
-    pub(super) async fn begin(&mut self, patience: Patience) -> CopyOutcome {
+    /// Repeats a copy after a pause, until one has a usable answer.
+    pub(super) async fn step_until_answered(&mut self, mut pause: Duration) -> CopyOutcome {
         loop {
-            let outcome = self.step().await;
-            let is_needed = || self.entry.as_ref().is_some_and(|entry| entry.wants().is_some());
-            match outcome {
-                CopyOutcome::Rests(Rest::Backoff(pause)) if patience == Patience::AskOnce && is_needed() => {
-                    tokio::time::sleep(pause).await;
-                }
+            tokio::time::sleep(pause).await;
+            match self.step_in_sight().await {
+                CopyOutcome::Rests(Rest::Backoff(next)) => pause = next,
                 outcome => return outcome,
             }
         }
@@ -180,7 +177,7 @@ impl Requesting {
                     },
                 }
             }
-            rest = match self.step_in_sight(&signals).await {
+            rest = match self.step_in_sight().await {
                 CopyOutcome::Rests(next) => Some(next),
                 // A share for the task of a waiter is no result of a copy that the background has sent.
                 CopyOutcome::Over | CopyOutcome::Granted(_) => return,
@@ -188,22 +185,25 @@ impl Requesting {
         }
     }
 
-    /// Makes a step. Records from time to time that the task is polled, however long the answer takes. Ends early if no waiter
-    /// needs the answer.
-    async fn step_in_sight(&mut self, signals: &RequesterEntry) -> CopyOutcome {
-        let (clock, states_within) = (self.engine.clock, poll_within(self.engine.options()) / 2);
+    /// Makes a step. Ends early if no waiter needs the answer.
+    pub(super) async fn step_in_sight(&mut self) -> CopyOutcome {
+        let Some(signals) = self.entry.clone() else { return CopyOutcome::Over };
         let mut step = pin!(self.step());
-        loop {
-            let stopped = poll_fn(|cx| signals.poll_stop(cx));
-            tokio::select! {
-                biased;
-                step = &mut step => return step,
-                () = stopped => return CopyOutcome::Over,
-                () = clock.timer(clock.now().after(states_within)) => {
-                    signals.note_polled(clock.now());
-                }
+        let mut is_out = false;
+        poll_fn(|cx| {
+            // Looked at first, so that a copy that waits for its turn is not sent for a side that has another requester.
+            if is_out && signals.poll_stop(cx).is_ready() {
+                return Poll::Ready(CopyOutcome::Over);
             }
-        }
+            if let Poll::Ready(outcome) = step.as_mut().poll(cx) {
+                return Poll::Ready(outcome);
+            }
+            if !std::mem::replace(&mut is_out, true) && signals.poll_stop(cx).is_ready() {
+                return Poll::Ready(CopyOutcome::Over);
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Sends one copy, or finds a hold of this process that the first waiter may use.
@@ -243,7 +243,7 @@ impl Requesting {
         let counted = engine.releases.begin_unsettled();
         engine.check_open(&self.key).ok()?;
         let mut is_new = false;
-        let Begun { id, terms, is_first } = entry.begin_attempt(engine.now(), || {
+        let Begun { id, terms, is_first } = entry.begin_attempt(|| {
             is_new = true;
             Pending::new(engine.next_id())
         })?;
@@ -296,7 +296,7 @@ impl Requesting {
         }
         let Some(entry) = &self.entry else { return CopyOutcome::Over };
         let releases = &self.engine.releases;
-        let is_mine = entry.end_attempt(&attempt, now, |pending| {
+        let is_mine = entry.end_attempt(&attempt, |pending| {
             if attempt.is_ok() && pending.is_unknown_to_server() { releases.unsettled_of(pending) } else { None }
         });
         let Some(unsettled) = is_mine else { return CopyOutcome::Over };
@@ -507,7 +507,7 @@ impl Drop for Requesting {
             return;
         }
         if let Some(pending) = entry.end(self.engine.now()) {
-            self.cancel(pending);
+            entry.note_earlier(self.cancel(pending));
         }
     }
 }

@@ -144,7 +144,7 @@ impl HoldRecord {
     }
 
     /// Sets the time for which the hold may stay cached after a use.
-    pub(super) fn set_cache_for(&mut self, cache_for: Duration) {
+    pub(in crate::lock) fn set_cache_for(&mut self, cache_for: Duration) {
         if let Some(keep) = &mut self.cache {
             keep.cache_for = cache_for;
         }

@@ -8,7 +8,7 @@ use crate::base::mode::Mode;
 use crate::base::recalls::{Recall, Reception};
 use crate::lock::effects::{CellEvent, InRenewalQueue};
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{Waiter, WaiterId};
+use crate::lock::side::WaiterId;
 
 impl<H: InRenewalQueue> State<H> {
     /// Lets a writer take a cached hold that has enough time, if no task waits here.
@@ -48,11 +48,16 @@ impl<H: InRenewalQueue> State<H> {
 
     /// Lets a writer take a cached hold, also one with little time left. The writer then waits for the answer to a
     /// renewal. Returns false if there is no such hold.
-    pub(super) fn hand_cached(&mut self, waiter_id: WaiterId, waiter: &Waiter, event: &mut CellEvent<'_, H>) -> bool {
+    pub(super) fn hand_cached(
+        &mut self,
+        waiter_id: WaiterId,
+        wants: ShareRequest,
+        event: &mut CellEvent<'_, H>,
+    ) -> bool {
         if self.writer_waits() {
             return false;
         }
-        let (now, wants) = (event.now, waiter.wants);
+        let now = event.now;
         let handed = self.holds.find_map(|entry| {
             let handle = Arc::clone(entry.handle.as_ref().filter(|_| entry.is_listed)?);
             let share_id =
@@ -61,7 +66,7 @@ impl<H: InRenewalQueue> State<H> {
             Some(HandedShare { hold: handle, share_id, grant: None })
         });
         let Some(handed) = handed else { return false };
-        self.wait_queue().hand_write((waiter_id, waiter.clone()), handed, event);
+        self.wait_queue().hand_write(waiter_id, handed, event);
         true
     }
 

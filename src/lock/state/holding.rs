@@ -119,9 +119,12 @@ impl<H: InRenewalQueue> State<H> {
         // The copy may have asked for what an earlier waiter wanted.
         let wants = waiter.wants;
         let asks_enough = is_notified || granted.grant.asked >= wants.lease.min(wants.max_hold);
-        let is_enough = asks_enough && granted.has_enough(event.now, event.max_clock_skew);
-        let has_enough = waiter.patience == Patience::AskOnce || is_enough;
-        let takes_at_once = has_enough && carried_by == Some(first);
+        let enough_until = match waiter.patience {
+            Patience::AskOnce => Moment::NEVER,
+            Patience::Wait if asks_enough => granted.enough_until(event.max_clock_skew),
+            Patience::Wait => Moment::START,
+        };
+        let takes_at_once = event.now <= enough_until && carried_by == Some(first);
         let share = wants.from(granted.answers().unwrap_or(event.now));
         granted.share = share;
         if self.is_overtaken(&granted.granting) {
@@ -130,12 +133,13 @@ impl<H: InRenewalQueue> State<H> {
         let Some((number, hold, share_id)) = self.install(make, granted, event) else {
             return (GrantOutcome::Over, None);
         };
+        self.record(number).set_cache_for(wants.cache_for);
         if !takes_at_once {
             // After the grant was applied, so that the hold is renewed as the whole share needs it.
             self.record(number).note_unclaimed(share_id, event.now);
         }
         let refusal = self.side(mode).refusal.clone();
-        let grant = Some(FirstGrant { has_enough, is_notified, refusal });
+        let grant = Some(FirstGrant { share, enough_until, is_notified, refusal });
         let handed = HandedShare { hold: Arc::clone(&hold), share_id, grant };
         let pending = self.seat_first(mode, (!takes_at_once).then_some(handed), event);
         self.join_others(mode, number, event);
@@ -156,9 +160,13 @@ impl<H: InRenewalQueue> State<H> {
         if side.requester_of(requester_id).is_none() || !side.has_waiters() {
             return Err(handed);
         }
+        let wants = side.first_waiter().map(|(_, waiter)| waiter.wants);
         // The copies under way are in doubt. Without a requester, an effect starts another one for the other waiters.
         side.end_requests(event);
         let number = handed.hold.number();
+        if let Some(wants) = wants {
+            self.change(number, event, |record, event| record.hand_to(handed.share_id, wants, event));
+        }
         let pending = self.seat_first(mode, Some(handed), event);
         self.join_others(mode, number, event);
         Ok(pending)
@@ -179,7 +187,7 @@ impl<H: InRenewalQueue> State<H> {
         if let (Some(first), Some(handed)) = (first, handed) {
             match mode {
                 Mode::Read => queue.hand(first.0, handed, event),
-                Mode::Write => queue.hand_write(first, handed, event),
+                Mode::Write => queue.hand_write(first.0, handed, event),
             }
         }
         pending
@@ -260,7 +268,7 @@ impl<H: InRenewalQueue> State<H> {
         if let ShareRemoved::HandedOver(share_id) = removed
             && let Some(hold) = entry.handle.clone()
             && let Some(wait_queue) = self.wait_queue.as_deref_mut()
-            && let Some(first) = wait_queue.writes.pop_first()
+            && let Some((first, _)) = wait_queue.writes.pop_first()
         {
             wait_queue.hand_write(first, HandedShare { hold, share_id, grant: None }, event);
         }

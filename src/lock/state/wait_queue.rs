@@ -7,19 +7,19 @@ use std::time::Duration;
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
 use crate::lock::effects::Event;
-use crate::lock::shares::ShareId;
-use crate::lock::side::{LastRefusal, Side, Waiter, WaiterId};
+use crate::lock::shares::{Share, ShareId};
+use crate::lock::side::{LastRefusal, Side, WaiterId};
 
-/// Acquisitions that have no share yet. Each is in exactly one place: it waits on its side, or it was refused there, or it has a
-/// share to take.
+/// Acquisitions that have no share yet. Each is in at most one place: it waits on its side, or it was refused there, or it has a
+/// share to take. One that is in none has given up its place.
 #[derive(Clone, Hash, Debug)]
 pub(super) struct WaitQueue<H> {
     pub(super) reads: Side,
     pub(super) writes: Side,
     /// Shares that were handed to waiters and have not been taken yet.
     pub(super) handed: BTreeMap<WaiterId, HandedShare<H>>,
-    /// Writer that was handed a hold last.
-    untaken_write: Option<UntakenWrite>,
+    /// Writer that was handed a hold last, and the moment from which the next waiter gets the hold.
+    untaken_write: Option<(WaiterId, Moment)>,
     /// Last token of the holds that ended while the queue had waiters.
     pub(super) newest: Option<FencingToken>,
 }
@@ -36,21 +36,14 @@ pub(crate) struct HandedShare<H> {
 /// Grant of a hold to its first waiter.
 #[derive(Clone, Hash, Debug)]
 pub(crate) struct FirstGrant {
-    /// True if the grant had enough time for its first guard.
-    pub(crate) has_enough: bool,
+    /// Share of its first guard, with the end that the grant has given it.
+    pub(crate) share: Share,
+    /// Moment until which the grant has enough time for this guard.
+    pub(crate) enough_until: Moment,
     /// True if a notification brought the grant.
     pub(crate) is_notified: bool,
     /// Last refusal of the server before.
     pub(crate) refusal: Option<LastRefusal>,
-}
-
-/// Writer that was handed a hold.
-#[derive(Clone, Hash, Debug)]
-struct UntakenWrite {
-    waiter_id: WaiterId,
-    waiter: Waiter,
-    /// Moment from which the next waiter gets the hold.
-    take_by: Moment,
 }
 
 /// Time in which a writer has to take a hold before the next one gets it. A task is polled within this time, except on a machine
@@ -88,43 +81,27 @@ impl<H> WaitQueue<H> {
         self.reads.is_empty() && self.writes.is_empty() && self.handed.is_empty()
     }
 
-    /// Hands a share to a reader, and wakes its task.
+    /// Hands a share to a waiter, and wakes its task.
     pub(super) fn hand(&mut self, waiter_id: WaiterId, share: HandedShare<H>, event: &mut Event<'_>) {
         self.handed.insert(waiter_id, share);
         event.wake(waiter_id);
     }
 
-    /// Hands a share to a writer, and wakes its task. The writer has to take it in time.
-    pub(super) fn hand_write(
-        &mut self,
-        (waiter_id, waiter): (WaiterId, Waiter),
-        share: HandedShare<H>,
-        event: &mut Event<'_>,
-    ) {
-        let take_by = event.now.after(TAKE_WITHIN);
-        self.untaken_write = Some(UntakenWrite { waiter_id, waiter, take_by });
+    /// Hands a share to a writer, and wakes its task. If the writer does not take it in time, the next waiter gets it.
+    pub(super) fn hand_write(&mut self, waiter_id: WaiterId, share: HandedShare<H>, event: &mut Event<'_>) {
+        self.untaken_write = Some((waiter_id, event.now.after(TAKE_WITHIN)));
         self.hand(waiter_id, share, event);
-    }
-
-    fn untaken_write(&self) -> Option<&UntakenWrite> {
-        self.untaken_write.as_ref().filter(|untaken| self.handed.contains_key(&untaken.waiter_id))
     }
 
     /// Returns the moment from which the next writer gets a hold that another one was handed.
     pub(super) fn pass_on_at(&self) -> Option<Moment> {
-        self.untaken_write().filter(|_| self.writes.has_waiters()).map(|untaken| untaken.take_by)
+        let (waiter_id, take_by) = self.untaken_write?;
+        (self.writes.has_waiters() && self.handed.contains_key(&waiter_id)).then_some(take_by)
     }
 
-    /// Takes the hold from a writer that has not taken it in time. The writer waits again, and others are served first until
-    /// its task is polled.
-    pub(super) fn take_back_untaken(&mut self, now: Moment) -> Option<HandedShare<H>> {
+    /// Returns the writer that has not taken its hold in time. Later calls return `None`.
+    pub(super) fn overdue_writer(&mut self, now: Moment) -> Option<WaiterId> {
         self.pass_on_at().filter(|at| *at <= now)?;
-        if !self.writes.has_polled_waiter() {
-            self.untaken_write.iter_mut().for_each(|untaken| untaken.take_by = now.after(TAKE_WITHIN));
-            return None;
-        }
-        let UntakenWrite { waiter_id, waiter, .. } = self.untaken_write.take()?;
-        self.writes.wait(waiter_id, Waiter { is_stalled: true, ..waiter });
-        self.handed.remove(&waiter_id)
+        self.untaken_write.take().map(|(waiter_id, _)| waiter_id)
     }
 }

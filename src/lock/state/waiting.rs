@@ -32,7 +32,7 @@ impl<H: InRenewalQueue> State<H> {
     ) -> EnteredWaiter {
         let waiter_id = again.unwrap_or_else(|| self.waiter_id());
         let waiter = Waiter::new(wants, Patience::Wait, event.now);
-        if mode == Mode::Write && self.hand_cached(waiter_id, &waiter, event) {
+        if mode == Mode::Write && self.hand_cached(waiter_id, wants, event) {
             return EnteredWaiter { waiter_id, requester_id: None };
         }
         self.wait(mode, waiter_id, waiter, event)
@@ -48,21 +48,22 @@ impl<H: InRenewalQueue> State<H> {
     ) -> Option<EnteredWaiter> {
         let is_in_the_way = match mode {
             Mode::Read => self.used_holds().any(|entry| entry.record.mode() == Mode::Write) || self.writer_waits(),
-            Mode::Write => self.used_holds().next().is_some() || self.has_polled_waiter(),
+            Mode::Write => self.used_holds().next().is_some() || self.waiting() > 0,
         };
         if is_in_the_way {
             return None;
         }
         let waiter_id = self.waiter_id();
         let waiter = Waiter::new(wants, Patience::AskOnce, event.now);
-        if mode == Mode::Write && self.hand_cached(waiter_id, &waiter, event) {
+        if mode == Mode::Write && self.hand_cached(waiter_id, wants, event) {
             return Some(EnteredWaiter { waiter_id, requester_id: None });
         }
         Some(self.wait(mode, waiter_id, waiter, event))
     }
 
     fn wait(&mut self, mode: Mode, waiter_id: WaiterId, waiter: Waiter, event: &mut CellEvent<'_, H>) -> EnteredWaiter {
-        let may_ask = self.may_ask(mode);
+        // A try asks also while a hold of the process is being released, because its answer may not wait for that.
+        let may_ask = self.may_ask(mode) || waiter.patience == Patience::AskOnce;
         let side = self.side(mode);
         let asks = may_ask && !side.has_waiters() && side.requester().is_none();
         let patience = waiter.patience;
@@ -79,40 +80,42 @@ impl<H: InRenewalQueue> State<H> {
         EnteredWaiter { waiter_id, requester_id: None }
     }
 
-    /// Returns true if the task of a waiter is polled, as far as is known.
-    fn has_polled_waiter(&self) -> bool {
-        let queue = self.wait_queue.as_deref();
-        queue.is_some_and(|queue| queue.reads.has_polled_waiter() || queue.writes.has_polled_waiter())
-    }
-
-    /// Records that the task of this waiter is polled. Returns true if it was stalled: its side may need a requester again.
-    pub(in crate::lock) fn note_waiter_polled(&mut self, mode: Mode, waiter_id: WaiterId) -> bool {
-        self.present_side(mode).is_some_and(|side| side.note_waiter_polled(waiter_id))
-    }
-
     /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
-        let queue = self.wait_queue.as_deref_mut()?;
-        let handed = queue.handed.remove(&waiter_id).map(WakeReason::Handed);
-        let taken = handed.or_else(|| match queue.side(mode).refused.get(&waiter_id)?.clone() {
-            NoGrant::Denied => Some(WakeReason::Denied),
-            NoGrant::Failed(failure) => Some(WakeReason::Failed(failure)),
-        });
-        if queue.is_empty() {
-            self.wait_queue = None;
+        let Some(queue) = self.wait_queue.as_deref_mut() else { return Some(WakeReason::PlaceLost) };
+        if let Some(handed) = queue.handed.remove(&waiter_id) {
+            if queue.is_empty() {
+                self.wait_queue = None;
+            }
+            return Some(WakeReason::Handed(handed));
         }
-        taken
+        let side = queue.side(mode);
+        if side.is_waiting(waiter_id) {
+            return None;
+        }
+        Some(match side.refused.get(&waiter_id) {
+            Some(NoGrant::Denied) => WakeReason::Denied,
+            Some(NoGrant::Failed(failure)) => WakeReason::Failed(failure.clone()),
+            None => WakeReason::PlaceLost,
+        })
     }
 
-    /// Returns what a requester has to do before its next copy is due.
-    pub(in crate::lock) fn requester_signal(&mut self, mode: Mode, requester_id: WaiterId) -> Option<RequesterSignal> {
-        let Some(side) = self.present_side(mode).filter(|side| side.has_polled_waiter()) else {
+    /// Returns what a requester has to do before its next copy is due. Records that it is polled, and by when it will be polled
+    /// again, or woken.
+    pub(in crate::lock) fn requester_signal(
+        &mut self,
+        mode: Mode,
+        requester_id: WaiterId,
+        poll_deadline: Moment,
+    ) -> Option<RequesterSignal> {
+        let Some(side) = self.present_side(mode).filter(|side| side.has_waiters()) else {
             return Some(RequesterSignal::Stop);
         };
-        match side.requester_of(requester_id) {
-            None => Some(RequesterSignal::Stop),
-            Some(requester) => requester.asks_at_once.then_some(RequesterSignal::AskAtOnce),
-        }
+        let Some(requester) = side.requester_of(requester_id) else {
+            return Some(RequesterSignal::Stop);
+        };
+        (requester.poll_deadline, requester.was_woken) = (poll_deadline, false);
+        requester.asks_at_once.then_some(RequesterSignal::AskAtOnce)
     }
 
     /// Returns a side, if a waiter or a request is there.
@@ -147,16 +150,10 @@ impl<H: InRenewalQueue> State<H> {
         side.first_waiter().map(|(_, waiter)| waiter.wants)
     }
 
-    /// Records until when this requester will be polled again. Returns false if it is not the requester any more.
-    pub(in crate::lock) fn note_polled(&mut self, mode: Mode, requester_id: WaiterId, poll_deadline: Moment) -> bool {
-        let requester = self.requester(mode, requester_id);
-        requester.map(|requester| requester.poll_deadline = poll_deadline).is_some()
-    }
-
     /// Records that this requester asks the server now, for all waiters that are here. Returns false if it is not the
     /// requester any more.
-    pub(in crate::lock) fn note_asks(&mut self, mode: Mode, requester_id: WaiterId, poll_deadline: Moment) -> bool {
-        self.present_side(mode).is_some_and(|side| side.note_asks(requester_id, poll_deadline))
+    pub(in crate::lock) fn note_asks(&mut self, mode: Mode, requester_id: WaiterId) -> bool {
+        self.present_side(mode).is_some_and(|side| side.note_asks(requester_id))
     }
 
     /// Records that a task of the background is the requester from now on. Returns false if another task is it.
@@ -178,10 +175,9 @@ impl<H: InRenewalQueue> State<H> {
         &mut self,
         mode: Mode,
         requester_id: WaiterId,
-        poll_deadline: Moment,
         begin: impl FnOnce() -> Pending,
     ) -> Option<(&mut Pending, RequestTerms)> {
-        if !self.note_asks(mode, requester_id, poll_deadline) {
+        if !self.note_asks(mode, requester_id) {
             return None;
         }
         let side = self.present_side(mode)?;
@@ -194,14 +190,9 @@ impl<H: InRenewalQueue> State<H> {
     }
 
     /// Returns the request of the side, for the answer to a copy of this requester.
-    pub(in crate::lock) fn end_attempt(
-        &mut self,
-        mode: Mode,
-        requester_id: WaiterId,
-        poll_deadline: Moment,
-    ) -> Option<&mut Pending> {
+    pub(in crate::lock) fn end_attempt(&mut self, mode: Mode, requester_id: WaiterId) -> Option<&mut Pending> {
         let side = self.present_side(mode)?;
-        side.requester_of(requester_id)?.poll_deadline = poll_deadline;
+        side.requester_of(requester_id)?;
         side.pending.as_mut()
     }
 
@@ -289,18 +280,22 @@ impl<H: InRenewalQueue> State<H> {
         self.pass_on(event);
     }
 
-    /// Passes a write hold on to the next waiter, if the one that was handed it has not taken it in time. That one waits
-    /// again, and others are served first until its task is polled.
+    /// Passes a write hold on to the next waiter, if the one that was handed it has not taken it in time. That one gives up its
+    /// place. The hold ends if the next waiter does not take it either.
     fn pass_on(&mut self, event: &mut CellEvent<'_, H>) {
         let Some(queue) = self.wait_queue.as_deref_mut() else { return };
-        let Some(mut share) = queue.take_back_untaken(event.now) else { return };
-        let Some(next) = queue.writes.pop_first() else { return };
-        let (number, share_id) = (share.hold.number(), share.share_id);
-        let wanted = next.1.wants.from(event.now);
-        // The grant had enough time for the other one, and when it came.
-        share.grant.iter_mut().for_each(|grant| grant.has_enough = false);
-        queue.hand_write(next, share, event);
-        self.change(number, event, |record, event| record.pass_on(share_id, wanted, event));
+        let Some(overdue) = queue.overdue_writer(event.now) else { return };
+        let (Some(share), Some((_, next))) = (queue.handed.get(&overdue), queue.writes.first_waiter()) else { return };
+        let (number, share_id, wanted) = (share.hold.number(), share.share_id, next.wants);
+        if !self.change(number, event, |record, event| record.hand_to(share_id, wanted, event)) {
+            return;
+        }
+        let queue = self.wait_queue();
+        if let (Some(mut share), Some((next, _))) = (queue.handed.remove(&overdue), queue.writes.pop_first()) {
+            // The grant had enough time for the other one, and when it came.
+            share.grant.iter_mut().for_each(|grant| grant.enough_until = Moment::START);
+            queue.hand(next, share, event);
+        }
     }
 
     /// Ends a requester. Returns the request if no waiter is left that needs it, and the caller withdraws it. Otherwise the
@@ -319,7 +314,7 @@ impl<H: InRenewalQueue> State<H> {
     /// Takes the request of a side that needs none. So the first waiter that leaves such a side withdraws it.
     fn take_unneeded(&mut self, mode: Mode) -> Option<Pending> {
         let queue = self.wait_queue();
-        if queue.side(mode).has_polled_waiter() { None } else { queue.side_mut(mode).pending.take() }
+        if queue.side(mode).has_waiters() { None } else { queue.side_mut(mode).pending.take() }
     }
 
     /// Removes a waiter. The last one of a side gets its request, and the caller withdraws it.
@@ -336,7 +331,7 @@ impl<H: InRenewalQueue> State<H> {
         side.stop_waiting(waiter_id);
         let by_background = side.requester().is_some_and(|requester| requester.carried_by.is_none());
         let is_carrier = side.requester().is_some_and(|requester| requester.carried_by == Some(waiter_id));
-        if is_carrier || !side.has_polled_waiter() {
+        if is_carrier || !side.has_waiters() {
             side.end_requests(event);
         }
         let earlier_until = side.earlier_until;

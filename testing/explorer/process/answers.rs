@@ -116,10 +116,10 @@ impl Driver<'_> {
     /// Takes a share that was handed to a task.
     pub fn take_handed(&mut self, number: u8, handed: &HandedShare<ExploredHold>) {
         let (now, hold, share_id) = (self.now(), handed.hold.number(), handed.share_id);
-        if !handed.grant.as_ref().is_some_and(|grant| grant.has_enough) {
+        let Some(grant) = handed.grant.as_ref().filter(|grant| now <= grant.enough_until) else {
             return self.accept(number, hold, share_id, now);
-        }
-        let share = (share_id, self.wants().from(now));
+        };
+        let share = (share_id, grant.share);
         match self.event_of(hold, |record, event| record.accept_granted(share, event)) {
             Accepted::Taken(token) => self.seat(number, hold, share_id, token),
             Accepted::Over | Accepted::Short { .. } => self.wait_after(number, hold, share_id),
@@ -141,14 +141,20 @@ impl Driver<'_> {
         }
     }
 
-    /// Waits again after the end of a share. A try asks at once, unless a waiter of this process is before it.
+    /// Waits again after the end of a share.
     fn wait_after(&mut self, number: u8, hold: u64, share_id: ShareId) {
         self.remove_share(hold, share_id);
+        let place = self.task(number).waiter_id;
+        self.wait_again(number, Some(place));
+    }
+
+    /// Waits again, at its old place or behind the others. A try asks at once, unless a waiter of this process is before it.
+    pub fn wait_again(&mut self, number: u8, place: Option<WaiterId>) {
         self.task(number).was_late = self.has_threads();
-        let ExploredTask { waiter_id, mode, waits, .. } = *self.task(number);
+        let ExploredTask { mode, waits, .. } = *self.task(number);
         let wants = self.wants();
         let entered = self.event(|state, event| match waits {
-            true => Some(state.enter(mode, Some(waiter_id), wants, event)),
+            true => Some(state.enter(mode, place, wants, event)),
             false => state.try_enter(mode, wants, event),
         });
         self.note_entered(number, entered);

@@ -104,7 +104,8 @@ impl Driver<'_> {
         if !self.is_polled(&requester) {
             return false;
         }
-        let signal = self.process.state.requester_signal(mode, requester.requester_id);
+        let poll_deadline = self.now().after(self.rules.poll_within);
+        let signal = self.process.state.requester_signal(mode, requester.requester_id, poll_deadline);
         let rests = matches!(requester.ask, Ask::Pauses { .. } | Ask::RechecksLater);
         let is_new = matches!(requester.ask, Ask::First | Ask::Again);
         match signal {
@@ -155,25 +156,23 @@ impl Driver<'_> {
 
     /// Asks the server.
     fn ask(&mut self, mode: Mode) {
-        let (now, slot) = (self.now(), self.new_slot());
+        let slot = self.new_slot();
         let Some(requester_id) = self.requester(mode).map(|requester| requester.requester_id) else { return };
         if self.has(Blunder::AsksAnew) {
             self.process.state.give_up_pending(mode, requester_id);
         }
-        let poll_deadline = now.after(self.rules.poll_within);
         let begin = || Pending::new(id_of(slot));
-        let begun =
-            self.process.state.begin_attempt(mode, requester_id, poll_deadline, begin).map(|(pending, terms)| {
-                pending.copies.ask_for(HOLD_LEASE);
-                (slot_of(&pending.id), terms.waits)
-            });
+        let begun = self.process.state.begin_attempt(mode, requester_id, begin).map(|(pending, terms)| {
+            pending.copies.ask_for(HOLD_LEASE);
+            (slot_of(&pending.id), terms.waits)
+        });
         let Some((slot, waits)) = begun else { return };
         self.set_ask(mode, Ask::Flying);
         self.send(slot, Asked::Acquire { mode, waits }, Purpose::Acquire { mode, waits, slot });
     }
 
     pub fn on_acquire_answer(&mut self, mode: Mode, slot: Slot, copy: FlyingCopy, reply: Option<HeardReply>) {
-        let (now, sent) = (self.now(), copy.sent);
+        let sent = copy.sent;
         let Some(requester_id) = self.requester(mode).map(|requester| requester.requester_id) else { return };
         let attempt = self.attempt(sent, reply);
         if let Ok(Answered { value: Acquired::Granted(granted), .. }) = &attempt {
@@ -184,8 +183,7 @@ impl Driver<'_> {
         self.move_to_background(mode);
         self.set_ask(mode, Ask::Pauses { is_queued: false });
         let blunder = self.process.blunder;
-        let poll_deadline = now.after(self.rules.poll_within);
-        if let Some(pending) = self.process.state.end_attempt(mode, requester_id, poll_deadline) {
+        if let Some(pending) = self.process.state.end_attempt(mode, requester_id) {
             pending.note_attempt(&attempt);
             if blunder == Some(Blunder::ForgetsAbandoned) {
                 pending.copies = InDoubt::default();
@@ -304,7 +302,7 @@ impl Driver<'_> {
         }
         let Some(hold) = self.process.state.to_recheck() else { return false };
         let hold = hold.number();
-        self.process.state.note_asks(mode, requester_id, now.after(self.rules.poll_within));
+        self.process.state.note_asks(mode, requester_id);
         let begun = self.event_of(hold, |record, event| record.begin_recheck(wants.from(now), event));
         let Some((share_id, _)) = begun else { return false };
         let slot = self.process.slot_of_hold(hold);

@@ -31,14 +31,11 @@ impl Driver<'_> {
         let ExploredTask { waiter_id, mode, stage, .. } = self.task(number).clone();
         match stage {
             Stage::Waits(was_woken) => {
-                if self.process.state.note_waiter_polled(mode, waiter_id) {
-                    self.event(|_, _| ());
-                }
                 let Some(reason) = self.process.state.take_signal(mode, waiter_id) else {
                     self.task(number).stage = Stage::Waits(false);
                     return false;
                 };
-                if !was_woken {
+                if !was_woken && !matches!(reason, WakeReason::PlaceLost) {
                     self.out.broken = Some(Broken::NotWoken);
                 }
                 match reason {
@@ -47,6 +44,7 @@ impl Driver<'_> {
                         self.task(number).stage = Stage::Over;
                         self.leave(mode, waiter_id);
                     }
+                    WakeReason::PlaceLost => self.wait_again(number, None),
                     WakeReason::Failed(_) => unreachable!("no attempt fails for good"),
                 }
                 true

@@ -287,7 +287,7 @@ fn writer_that_takes_a_cached_hold_as_it_waits_again_leaves_nothing_in_its_cell(
     lost.lose(LossReason::Gone);
     let reader = enter(&table, Read);
     table.on_end(&lost);
-    let (requester, _) = enter_first(&table, Write);
+    let requester = carried(&mut table.enter(&key(), Write, wants(), now()));
     leave(reader);
     let tell = |recalls: &Recalls, sent| Some(cache_answer(recalls, sent));
     let holder = granted_to(Arc::clone(&table), &requester, (Write, 64), tell);

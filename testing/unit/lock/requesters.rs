@@ -15,7 +15,7 @@ fn signal(requester: &RequesterEntry) -> Option<RequesterSignal> {
 /// Answers the newest copy of a request.
 pub(super) fn answers(requester: &RequesterEntry, value: Acquired) {
     let answered = Answered { sent: now(), server: ServerTime::default(), node: NodeId::of("a"), value };
-    requester.end_attempt(&Ok(answered), now(), |_| ()).expect("it is the requester");
+    requester.end_attempt(&Ok(answered), |_| ()).expect("it is the requester");
     requester.on_outage(None);
 }
 
@@ -95,15 +95,18 @@ fn request_stays_on_its_side_while_the_process_has_the_lock() {
 fn requester_that_is_polled_goes_on_asking() {
     let table = table();
     let (requester, [_first, second]) = enter_all(&table, Read);
-    let later = now().after(POLL_WITHIN);
-    assert!(requester.note_polled(later));
-    table.deadlines.look_for_stalled(later);
-    assert!(table.deadlines.take_starts().is_empty());
-    assert_eq!(table.deadlines.requesters(), 1, "it is looked at again");
+    sends(&requester, 1);
+    for looks in 1..=4 {
+        let woken = Arc::new(Woken::default());
+        assert!(requester.poll_stop(&Context::from_waker(&Waker::from(Arc::clone(&woken)))).is_pending());
+        table.deadlines.look_for_stalled(now().after(POLL_WITHIN * looks));
+        assert!(woken.0.load(Ordering::SeqCst) && table.deadlines.take_starts().is_empty());
+        assert_eq!(table.deadlines.requesters(), 1, "it is looked at again");
+    }
     leave(second);
-    table.deadlines.look_for_stalled(later.after(POLL_WITHIN));
+    table.deadlines.look_for_stalled(now().after(POLL_WITHIN * 6));
     assert_eq!(table.deadlines.requesters(), 0, "only the waiter whose task it is depends on it");
-    assert!(requester.note_polled(later));
+    assert!(signal(&requester).is_none());
 }
 
 /// Returns two waiters, the first of which was not polled in time, the requester that its task was, and the next requester,
@@ -111,7 +114,7 @@ fn requester_that_is_polled_goes_on_asking() {
 fn stalled(table: &Arc<Table>) -> ([RequesterEntry; 2], [WaitEntry; 2]) {
     let (requester, waiters) = enter_all(table, Write);
     sends(&requester, 1);
-    table.deadlines.look_for_stalled(now().after(POLL_WITHIN));
+    requester_stalls(table);
     let next = started(table);
     assert_eq!(sends(&next, 2), Some(id(1)));
     ([requester, next], waiters)
@@ -122,16 +125,55 @@ fn granted_late(requester: &RequesterEntry) -> Installed {
 }
 
 #[test]
-fn stalled_waiter_keeps_its_place_and_has_no_grant_of_its_own() {
+fn stalled_waiter_gives_up_its_place_and_has_no_grant_of_its_own() {
     let table = table();
     let ([requester, next], [mut first, mut second]) = stalled(&table);
     assert!(matches!(granted_late(&requester), Installed::NotMine), "its answer comes late");
-    assert!(signal_of(&mut first).is_none(), "it is polled again");
+    assert!(matches!(signal_of(&mut first), Some(Wake::PlaceLost)), "it is polled again");
+    let mut again = enter(&table, Write);
     assert!(matches!(granted_late(&next), Installed::Hold(_, None)));
-    let (hold, share_id) = handed(&mut first);
-    assert!(signal_of(&mut second).is_none());
+    let (hold, share_id) = handed(&mut second);
+    assert!(signal_of(&mut again).is_none());
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    handed(&mut second);
+    handed(&mut again);
+    assert!(leave(first).pending.is_none());
+}
+
+#[test]
+fn writer_that_does_not_take_its_hold_gives_up_its_place() {
+    let table = table();
+    let (hold, share_id) = grant(&enter_first(&table, Write).0, 9, Write, 1000, 64);
+    let [mut first, mut second, mut third] = [0; 3].map(|_| enter(&table, Write));
+    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
+    table.deadlines.look_for_stalled(now().after(secs(1)));
+    assert!(matches!(signal_of(&mut first), Some(Wake::PlaceLost)));
+    // The second one is the last that may take its time.
+    table.deadlines.look_for_stalled(now().after(secs(2)));
+    assert!(signal_of(&mut third).is_none());
+    let (same, share_id) = handed(&mut second);
+    assert!(Arc::ptr_eq(&same, &hold));
+    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
+    handed(&mut third);
+}
+
+#[test]
+fn hold_that_is_over_is_not_passed_on() {
+    let table = table();
+    let (hold, share_id) = grant(&enter_first(&table, Write).0, 9, Write, 1000, 64);
+    let [mut first, mut second] = [0; 2].map(|_| enter(&table, Write));
+    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
+    hold.lose(LossReason::Gone);
+    table.deadlines.look_for_stalled(now().after(secs(1)));
+    handed(&mut first);
+    assert!(signal_of(&mut second).is_none());
+}
+
+#[test]
+fn write_try_asks_while_a_hold_of_its_process_is_being_released() {
+    let table = table();
+    let (hold, share_id) = grant(&enter_first(&table, Write).0, 9, Write, 1000, 64);
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
+    assert!(try_enter(&table, Write).expect("no guard is left").is_requester());
 }
 
 #[test]
@@ -143,9 +185,8 @@ fn waiter_that_is_not_polled_keeps_the_lock_from_no_other() {
     let mut third = enter(&table, Write);
     assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
     let (hold, share_id) = handed(&mut third);
-    assert!(signal_of(&mut first).is_none(), "it is polled again");
-    assert!(matches!(remove(&hold, share_id), ShareRemoved::HandedOver(_)));
-    handed(&mut first);
+    assert!(matches!(signal_of(&mut first), Some(Wake::PlaceLost)), "it is polled again");
+    assert_eq!(remove(&hold, share_id), ShareRemoved::Last);
 }
 
 #[test]
@@ -156,7 +197,7 @@ fn requester_of_the_background_that_stalls_is_replaced() {
     answers(&requester, queued());
     assert!(requester.move_to_background());
     assert_eq!(table.deadlines.requesters(), 1);
-    table.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
+    requester_stalls(&table);
     assert_eq!(sends(&started(&table), 2), Some(id(1)));
     assert_eq!(signal(&requester), Some(RequesterSignal::Stop));
 }
@@ -197,20 +238,41 @@ fn grant_with_too_little_time_is_not_taken_at_once() {
     let claim =
         NewHold { grant: answer(now(), secs(1), LEASE), is_claim: true, ..new_hold(1, Write, (1000, 1), now()) };
     assert!(matches!(requester.on_grant(claim, now()).0, Installed::Hold(_, None)));
-    let Some(Wake::Handed(Handed { hold, share_id, grant: Some(FirstGrant { has_enough: false, .. }) })) =
+    let Some(Wake::Handed(Handed { hold, share_id, grant: Some(FirstGrant { enough_until, .. }) })) =
         signal_of(&mut waits)
     else {
         panic!("it has a share")
     };
+    assert!(enough_until < now());
     let accepted = accept(&hold, share_id, want().from(now()), now(), now());
     assert!(matches!(accepted, Accepted::Short { .. }), "{accepted:?}");
+}
+
+/// The server counts the lease from the request. A fixed lease that began later here would be renewed.
+#[test]
+fn share_of_a_grant_begins_with_the_request_however_late_it_is_taken() {
+    let table = table();
+    let fixed = ShareRequest { max_hold: LEASE, ..want() };
+    let mut waits = table.enter(&key(), Write, fixed, now());
+    let requester = carried(&mut waits);
+    sends(&requester, 1);
+    assert!(requester.move_to_background());
+    let sent = now();
+    let installed = requester.on_grant(new_hold(1, Write, (1000, 1), sent), now()).0;
+    assert!(matches!(installed, Installed::Hold(_, None)), "{installed:?}");
+    let Some(Wake::Handed(Handed { hold, share_id, grant: Some(FirstGrant { share, .. }) })) = signal_of(&mut waits)
+    else {
+        panic!("it has a share")
+    };
+    assert!(matches!(hold.accept_granted((share_id, share), now()), Accepted::Taken(_)));
+    assert_eq!(hold.share(share_id).ends, sent.after(LEASE));
 }
 
 #[test]
 fn request_is_for_what_the_first_waiter_wants_and_waits_if_a_waiter_does() {
     let table = table();
     let terms = |requester: &RequesterEntry| -> RequestTerms {
-        requester.begin_attempt(now(), || Pending::new(id(1))).expect("a waiter is there").terms
+        requester.begin_attempt(|| Pending::new(id(1))).expect("a waiter is there").terms
     };
     let mut once = try_enter(&table, Read).expect("it is free");
     let requester = carried(&mut once);

@@ -125,7 +125,7 @@ impl StagedAcquisition {
             StageEvent::RequesterStalls => {
                 self.requester.as_ref()?;
                 enter(&self.table, Write);
-                self.table.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
+                requester_stalls(&self.table);
             }
             StageEvent::NoReplica => self.requester.as_ref()?.fail_waiters(unreplicated(), now()),
             StageEvent::OutageBegins => {
@@ -177,6 +177,7 @@ fn stage_of(entry: &mut WaitEntry) -> &'static str {
         Poll::Ready(Some(Wake::Handed(_))) => "has a share",
         Poll::Ready(Some(Wake::Denied)) => "is refused",
         Poll::Ready(Some(Wake::Failed(_))) => "fails",
+        Poll::Ready(Some(Wake::PlaceLost)) => "waits again, behind the others",
     }
 }
 

@@ -91,6 +91,13 @@ fn enter_all<const N: usize>(table: &Arc<Table>, mode: Mode) -> (RequesterEntry,
     (carried(&mut entries[0]), entries)
 }
 
+/// Lets the background look at a requester that is not polled: it is woken, and then it is stalled.
+fn requester_stalls(table: &Table) {
+    for looks in 1..=2 {
+        table.deadlines.look_for_stalled(now().after(POLL_WITHIN * looks));
+    }
+}
+
 /// Takes the requester that the background has to start.
 fn started(table: &Table) -> RequesterEntry {
     let mut starts = table.deadlines.take_starts();
@@ -118,7 +125,7 @@ fn answer_at(sent: Moment, remaining: Duration, asked: Duration, server: ServerT
 
 /// Sends a copy of the request of a side.
 fn sends(requester: &RequesterEntry, n: u64) -> Option<AcquisitionId> {
-    requester.begin_attempt(now(), || Pending::new(id(n))).map(|begun| begun.id)
+    requester.begin_attempt(|| Pending::new(id(n))).map(|begun| begun.id)
 }
 
 /// Grants the request of a side to the waiter whose task has sent it, as the server would.
@@ -641,10 +648,11 @@ fn claim_whose_first_renewal_would_come_too_late_is_not_enough() {
         is_claim: true,
         ..new_hold(1, Write, (1, 1), sent)
     };
-    assert!(claim(secs(3)).has_enough(sent, Duration::from_millis(5)));
-    assert!(claim(secs(3)).has_enough(sent, secs(1)));
+    assert!(claim(secs(3)).enough_until(Duration::from_millis(5)) > sent);
+    assert!(claim(secs(3)).enough_until(secs(1)) > sent);
     // 0.5 s are left by the local clock, and the first renewal comes after 0.9 s.
-    assert!(!claim(secs(3)).has_enough(sent, Duration::from_millis(2500)));
+    assert!(claim(secs(3)).enough_until(Duration::from_millis(2500)) < sent);
     let granted = NewHold { is_claim: false, ..claim(secs(3)) };
-    assert!(granted.has_enough(sent, Duration::from_millis(2500)), "a lease is renewed in time by its options");
+    let until = granted.enough_until(Duration::from_millis(2500));
+    assert!(until > sent, "a lease is renewed in time by its options");
 }

@@ -212,7 +212,7 @@ fn look_for_signal_and_then_register(
     requester_id: WaiterId,
     cx: &Context<'_>,
 ) -> Poll<RequesterSignal> {
-    match cell.ask(|state| state.requester_signal(Write, requester_id)) {
+    match cell.ask(|state| state.requester_signal(Write, requester_id, now().after(POLL_WITHIN))) {
         Some(signal) => Poll::Ready(signal),
         None => cell.poll_waiter(requester_id, cx, |_| None),
     }
@@ -702,7 +702,7 @@ fn requester_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     let takes = move || {
         let (now, hold) = (now(), new_hold(1, Write, (1000, 1), now()));
         match slip {
-            Some(Slip::TakesWhatItMightHaveTaken) if requester.note_polled(now) => {
+            Some(Slip::TakesWhatItMightHaveTaken) if requester.wants().is_some() => {
                 granted.add(tasks.adopt(&key(), hold, now).expect("it is in time"));
             }
             _ => {
@@ -712,7 +712,7 @@ fn requester_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
             }
         }
     };
-    let looks = move || driver.deadlines.look_for_stalled(now().after(POLL_WITHIN * 2));
+    let looks = move || requester_stalls(&driver);
     two_threads(takes, looks, move || {
         let starts = table.deadlines.take_starts();
         let goes_on = starts.iter().filter(|requester| sends(requester, 2) == Some(id(1))).count();

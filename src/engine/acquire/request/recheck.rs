@@ -26,7 +26,7 @@ impl Requesting {
             return Some(self.seat(handed));
         }
         let hold = entry.to_recheck()?;
-        if !entry.note_asks(now) {
+        if !entry.note_asks() {
             return Some(CopyOutcome::Over);
         }
         let (share_id, lease) = hold.begin_recheck(wants.from(now), now)?;

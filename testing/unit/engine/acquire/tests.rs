@@ -1016,6 +1016,19 @@ async fn confirmed_waits_for_the_whole_lease_after_a_renewal_of_the_untaken_shar
     }
 }
 
+/// The claim had enough time when it came, and has too little when the task is polled.
+#[tokio::test(start_paused = true)]
+async fn share_that_is_taken_late_gets_its_lease_first() {
+    let stage = Stage::new();
+    let before = stage.other().take(Write).await;
+    let mut waits = stage.waits(Write);
+    start(&mut waits);
+    release(before).await;
+    sleep(2700 * MS).await;
+    let held = granted(waits).await;
+    assert!(remaining(&held) > 9 * SECOND, "{:?}", remaining(&held));
+}
+
 #[tokio::test(start_paused = true)]
 async fn reader_that_is_not_polled_while_it_asks_to_join_keeps_the_lock_for_a_short_time_only() {
     let stage = Stage::new();
