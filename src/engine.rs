@@ -226,19 +226,20 @@ impl Held {
 
     /// Returns true if an answer of the server has granted the whole lease of the share. The answer to an acquisition
     /// does. A notification does not.
-    pub(crate) fn is_confirmed(&self) -> bool {
+    fn is_confirmed(&self) -> bool {
         let (_, hold, share_id) = self.parts();
         hold.is_confirmed(&hold.share(*share_id))
     }
 
-    /// Waits until an answer of the server has granted the whole lease of the share.
+    /// Waits until an answer of the server has granted the whole lease of the share. A call that has to wait needs a runtime
+    /// for its timer.
     pub(crate) async fn confirmed(&self) -> Result<()> {
         let (_, hold, _) = self.parts();
         self.check_process()?;
         match self.state() {
             HoldState::Lost(reason) => return Err(hold.key().loss(reason)),
             HoldState::Held | HoldState::Unconfirmed if self.is_confirmed() => return Ok(()),
-            HoldState::Held | HoldState::Unconfirmed => {}
+            HoldState::Held | HoldState::Unconfirmed => in_runtime()?,
         }
         match self.watch().confirmed().await {
             Ok(()) => Ok(()),
@@ -538,7 +539,7 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         process,
         max_clock_skew: options.max_clock_skew,
         max_delay: request_delay(options),
-        poll_within: acquire::HEARTBEAT,
+        poll_within: acquire::HEARTBEAT * 5 / 4,
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
         metrics: Metrics::default(),

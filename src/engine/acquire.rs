@@ -229,7 +229,7 @@ impl Acquisition {
                     }
                 },
                 LocalSignal::PlaceLost => {
-                    self.waiter.enter_again();
+                    end = self.enter_again_in_time();
                     continue;
                 }
                 LocalSignal::Denied => return Ok(Err(Box::pin(self.refused()).await?)),
@@ -311,7 +311,12 @@ impl Acquisition {
         let waiter = &mut self.waiter;
         tokio::select! {
             biased;
-            step = requesting.step_until_answered(pause) => Ok(self.after_first(step)),
+            step = requesting.step_until_answered(pause) => {
+                if let Some(entry) = &self.waiter.entry {
+                    entry.forget_task();
+                }
+                Ok(self.after_first(step))
+            }
             end = std::future::poll_fn(|cx| waiting.poll_end(waiter, cx)) => {
                 let end = end?;
                 if let FirstEnd::Signal(_) = end {
@@ -333,6 +338,23 @@ impl Acquisition {
             CopyOutcome::Rests(rest) => requesting.move_to_background(rest),
             CopyOutcome::Over => {}
         }
+        None
+    }
+
+    /// Waits again after the loss of its place. Returns the end of the wait if the limit has passed, because no request is sent
+    /// after the limit.
+    fn enter_again_in_time(&mut self) -> Option<FirstEnd> {
+        let now = self.engine.now();
+        if self.limit.is_some_and(|limit| limit <= now) {
+            let answer_by = now.after(withdrawal_span(&self.engine));
+            return Some(FirstEnd::GivesUp(Box::new(GivesUp {
+                why: WaitEnd::Limit,
+                at: now,
+                outage: None,
+                answer_by,
+            })));
+        }
+        self.waiter.enter_again();
         None
     }
 

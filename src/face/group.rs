@@ -489,7 +489,8 @@ impl GroupGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if a hold ended before the server answered its renewal.
+    /// [`Error::Lost`] if a hold ended before the server answered its renewal. [`Error::InvalidOption`] if the call would have
+    /// to wait, and is awaited outside of a tokio runtime.
     ///
     /// # Cancel safety
     ///

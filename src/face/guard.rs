@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::base::error::{LossReason, Result};
 use crate::base::lease::FencingToken;
 use crate::base::ticket::Ticket;
+use crate::engine::Held;
 use crate::engine::convert::{self, NotConverted};
 use crate::engine::tickets;
-use crate::engine::{Held, in_runtime};
 use crate::face::ticket::DetachError;
 use crate::lock::hold::{Ended, HoldState};
 use crate::lock::watch::Watch;
@@ -170,8 +170,7 @@ macro_rules! guard {
             /// let manager = MemoryManager::new();
             /// let before = manager.peer().write("cfg").await?;
             /// let (guard, released) = tokio::join!(manager.write("cfg").lease(Duration::from_secs(30)), before.release());
-            /// let guard = guard?;
-            /// assert!(guard.remaining() < Duration::from_secs(3));
+            /// let guard = guard?; // perhaps for 3 s only
             /// guard.confirmed().await?;
             /// assert!(guard.remaining() > Duration::from_secs(29));
             /// # released?;
@@ -179,7 +178,7 @@ macro_rules! guard {
             /// # }
             /// ```
             pub async fn confirmed(&self) -> Result<()> {
-                confirm(&self.0).await
+                self.0.confirmed().await
             }
 
             /// Sets the [note](crate::Acquire::note) of the hold, and returns when the server has it. The note replaces the
@@ -343,15 +342,6 @@ guard! {
     /// # }
     /// ```
     WriteGuard, Mode::Write
-}
-
-/// Waits for the confirmation of a hold. Only a call that has to wait needs a runtime for its timer.
-async fn confirm(held: &Held) -> Result<()> {
-    held.check_process()?;
-    if !held.is_confirmed() && !matches!(held.state(), HoldState::Lost(_)) {
-        in_runtime()?;
-    }
-    held.confirmed().await
 }
 
 /// Turns a guard of either mode into a ticket.

@@ -171,7 +171,8 @@ impl Hash for LastRefusal {
 #[derive(Clone, Hash, Debug, Default)]
 pub(super) struct Side {
     waiters: Waiters,
-    /// Waiters without a grant, which have not looked yet. The request stays as long as they are here.
+    /// Waiters without a grant, which have not looked yet. The first one that leaves a side without waiters withdraws the
+    /// request.
     pub(super) refused: BTreeMap<WaiterId, NoGrant>,
     requester: Option<SideRequester>,
     /// Request of the side, from its first copy on.

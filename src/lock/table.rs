@@ -160,7 +160,7 @@ impl Table {
     }
 
     /// Adds a waiter to one side of the lock `key`. Its task becomes the requester of the side if the side has no request.
-    /// A requester that is not polled again within `Rules::poll_within` is replaced.
+    /// A requester that is not polled again within `Rules::poll_within` is woken, and replaced after as long again.
     pub(crate) fn enter(self: &Arc<Self>, key: &Arc<Key>, mode: Mode, wants: ShareRequest, now: Moment) -> WaitEntry {
         loop {
             let cell = self.cell(key);

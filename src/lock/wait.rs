@@ -162,6 +162,11 @@ impl WaitEntry {
         self.cell.quietly(|state, event| state.on_outage(self.mode, self.waiter_id, outage, event));
     }
 
+    /// Removes its task, which the cell may still have to wake.
+    pub(crate) fn forget_task(&self) {
+        self.cell.forget_waiter(self.waiter_id);
+    }
+
     /// Removes the entry. The last waiter of a side gets its request, to withdraw it.
     pub(crate) fn leave(self, now: Moment) -> Leaving {
         let (leaving, waker) = self.cell.event_beside(now, |state, event, beside| {

@@ -133,9 +133,9 @@ impl LocalWaiter {
 }
 
 /// Resolves when the caller does not wait any longer for the answer to a renewal: two response timeouts after the limit, or
-/// when the manager is closed.
+/// from now on if the limit has passed, or when the manager is closed.
 pub(super) async fn unrenewed(engine: &Engine, limit: Option<Moment>) -> GivesUp {
-    let until = limit.map_or(Moment::NEVER, |limit| limit.after(withdrawal_span(engine)));
+    let until = limit.map_or(Moment::NEVER, |limit| limit.max(engine.now()).after(withdrawal_span(engine)));
     tokio::select! {
         biased;
         () = engine.closing.closed() => GivesUp::at_close(engine.now()),

@@ -59,7 +59,7 @@ impl LocalWaiter {
         let engine = Arc::clone(&self.engine);
         let silent_at = match self.patience {
             Patience::Wait => Moment::NEVER,
-            Patience::AskOnce => self.began.after(silence_span(&engine)),
+            Patience::AskOnce => self.entered.after(silence_span(&engine)),
         };
         if self.limit.is_none() && silent_at == Moment::NEVER {
             return None;

@@ -40,6 +40,8 @@ pub(super) struct LocalWaiter {
     /// Present until it has a share.
     pub(super) entry: Option<WaitEntry>,
     pub(super) began: Moment,
+    /// Moment at which it entered the cell last.
+    pub(super) entered: Moment,
     /// True after the log line about an acquisition that waits for its own hold.
     warned: bool,
     /// Start of the time without an answer.
@@ -62,7 +64,7 @@ pub(super) enum LocalSignal {
     Denied,
     /// A request that was also for this waiter has failed.
     Failed(Failure),
-    /// Its task was not polled in time, so it has given up its place.
+    /// The waiter has given up its place, because its task was not polled in time.
     PlaceLost,
 }
 
@@ -138,6 +140,7 @@ pub(super) fn enter(
         limit: terms.wait_timeout.map(|limit| began.after(limit)),
         entry: Some(entry),
         began,
+        entered: began,
         warned: false,
         silent_since: began,
     }))
@@ -279,6 +282,7 @@ impl LocalWaiter {
     /// this process is before it.
     pub(super) fn enter_again(&mut self) {
         let (table, now) = (&self.engine.table, self.engine.now());
+        self.entered = now;
         self.entry = match self.patience {
             Patience::Wait => Some(table.enter(&self.key, self.mode, self.wants, now)),
             Patience::AskOnce => table.try_enter(&self.key, self.mode, self.wants, now),

@@ -315,7 +315,7 @@ impl Requesting {
         self.answered_at = answer.server;
         let step = NextStep::after(&answer.value);
         if step == NextStep::AskSoon {
-            self.on_first_answer(now);
+            self.on_answer(now);
             self.begin_anew();
             self.fail_late_tries(answer.sent, now);
             // The answer brought the server's time, so the next request has a better limit.
@@ -323,7 +323,7 @@ impl Requesting {
         }
         (self.late_since, self.no_majority) = (None, None);
         let ends_tries = self.note_refusal(answer, now);
-        self.on_first_answer(now);
+        self.on_answer(now);
         self.begin_anew();
         if let Some(entry) = self.entry.as_ref().filter(|_| ends_tries) {
             entry.deny_tries(now);
@@ -373,7 +373,7 @@ impl Requesting {
     }
 
     /// Records that the server answers.
-    fn on_first_answer(&mut self, now: Moment) {
+    fn on_answer(&mut self, now: Moment) {
         self.silent_since = now;
         self.backoff.reset();
         if let Some(entry) = &self.entry {

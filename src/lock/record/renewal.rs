@@ -172,8 +172,9 @@ impl HoldRecord {
         // that of a claim.
         let (is_claim, asked) = (std::mem::take(&mut self.is_claim), self.asked);
         self.apply(grant, event);
-        // A longer lease than before may be what a guard waits for.
-        if is_claim || asked != self.asked || self.deadline() < deadline {
+        // A guard may wait for a longer lease than before, and may have come after this renewal was sent.
+        let is_short = || self.asked < self.shares.lease_at(event.now);
+        if is_claim || asked != self.asked || self.deadline() < deadline || is_short() {
             self.tell_watchers(event);
         }
         let not_converted = self.resolve_open_conversion(grant.sent);

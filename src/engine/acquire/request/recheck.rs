@@ -81,7 +81,7 @@ impl Requesting {
                 return Some(self.on_failure(failure));
             }
         };
-        self.on_first_answer(now);
+        self.on_answer(now);
         match value {
             Acquired::Granted(Granted { token, remaining, is_waited_for, .. }) if token == hold.token() => {
                 if offered_on.is_some() {

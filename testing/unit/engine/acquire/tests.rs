@@ -1029,6 +1029,21 @@ async fn share_that_is_taken_late_gets_its_lease_first() {
     assert!(remaining(&held) > 9 * SECOND, "{:?}", remaining(&held));
 }
 
+/// A limit that has passed leaves time for the renewal.
+#[tokio::test(start_paused = true)]
+async fn share_that_is_taken_late_is_taken_after_the_limit_too() {
+    let stage = Stage::new();
+    let before = stage.other().take(Write).await;
+    let limit = Some(SECOND);
+    let mut waits = stage.waits_with(Write, Overrides { wait_timeout: limit, ..Overrides::default() });
+    start(&mut waits);
+    sleep(900 * MS).await;
+    release(before).await;
+    sleep(1600 * MS).await;
+    let held = granted(waits).await;
+    assert!(remaining(&held) > 9 * SECOND, "{:?}", remaining(&held));
+}
+
 #[tokio::test(start_paused = true)]
 async fn reader_that_is_not_polled_while_it_asks_to_join_keeps_the_lock_for_a_short_time_only() {
     let stage = Stage::new();
