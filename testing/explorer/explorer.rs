@@ -418,6 +418,7 @@ impl Explorer<'_> {
         if world.faults.sleeps > 0 {
             state.awake().for_each(|task| tell(Told::FallAsleep { task }));
         }
+        state.asleep().for_each(|task| tell(Told::WakeUp { task }));
         state.pausing().for_each(|task| tell(Told::Retry { task }));
         state.pausing_sides().for_each(|mode| tell(Told::AskAgain { mode }));
         for task in state.holding() {

@@ -97,6 +97,10 @@ pub enum Told {
     FallAsleep {
         task: u8,
     },
+    /// The future of this task is polled again.
+    WakeUp {
+        task: u8,
+    },
     /// The guard of a task is dropped.
     Release {
         task: u8,
@@ -347,7 +351,7 @@ struct ExploredTask {
     waits: bool,
     /// True if this task was polled so late that a share which it was handed was over, in a process with threads.
     was_late: bool,
-    /// True if the future of this task is not polled any more.
+    /// True if the future of this task is not polled.
     is_asleep: bool,
     stage: Stage,
 }
@@ -547,6 +551,11 @@ impl Process {
     /// Returns the waiting tasks whose futures are polled.
     pub fn awake(&self) -> impl Iterator<Item = u8> {
         self.waiting().filter(|task| !self.is_asleep(*task))
+    }
+
+    /// Returns the waiting tasks whose futures are not polled.
+    pub fn asleep(&self) -> impl Iterator<Item = u8> {
+        self.waiting().filter(|task| self.is_asleep(*task))
     }
 
     fn is_asleep(&self, task: u8) -> bool {

@@ -10,6 +10,7 @@ impl Driver<'_> {
             Told::Acquire { mode, waits } => self.enter(mode, waits),
             Told::Cancel { task } => self.cancel(task),
             Told::FallAsleep { task } => self.task(task).is_asleep = true,
+            Told::WakeUp { task } => self.task(task).is_asleep = false,
             Told::Release { task } => self.release(task),
             Told::Convert { task } => self.convert(task),
             Told::Answer { copy, reply } => self.on_answer(copy, reply, false),
