@@ -12,7 +12,7 @@ use crate::base::reentry::OwnerId;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Hold, NewHold};
 use crate::lock::shares::ShareRequest;
-use crate::lock::side::{Awaits, LastRefusal, OutageStage, Pending, RequesterSignal, SideOutage, WaiterId};
+use crate::lock::side::{Awaits, LastRefusal, NoGrant, OutageStage, Pending, RequesterSignal, SideOutage, WaiterId};
 use crate::lock::state::{self, EnteredWaiter, RequestTerms};
 
 pub(crate) use crate::lock::state::FirstGrant;
@@ -296,13 +296,14 @@ impl RequesterEntry {
 
     /// Ends the tries that were here when the newest copy was sent.
     pub(crate) fn deny_tries(&self, now: Moment) {
-        self.cell.event(now, |state, event| state.deny_tries(self.mode, self.requester_id, event));
+        self.cell.event(now, |state, event| state.side(self.mode).refuse(self.requester_id, &NoGrant::Denied, event));
     }
 
     /// Fails the waiters that were here when the newest copy was sent, because the copy was for them too. A failure that
     /// another copy may not have fails only the tries.
     pub(crate) fn fail_waiters(&self, failure: Failure, now: Moment) {
-        self.cell.event(now, |state, event| state.fail_waiters(self.mode, self.requester_id, failure, event));
+        let why = NoGrant::Failed(failure);
+        self.cell.event(now, |state, event| state.side(self.mode).refuse(self.requester_id, &why, event));
     }
 
     /// Records until when recalled processes may release their cached holds.

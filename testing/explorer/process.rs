@@ -44,7 +44,7 @@ use crate::lock::record::{
     ShareRemoved,
 };
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{NextStep, Pending, RequesterSignal, SideOutage, WaiterId};
+use crate::lock::side::{NextStep, NoGrant, Pending, RequesterSignal, SideOutage, WaiterId};
 use crate::lock::state::{GrantOutcome, HandedShare, State, WakeReason};
 
 pub use blunder::Blunder;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{EnteredWaiter, LeftEntry, RequestTerms, State, WakeReason};
 #[cfg(all(test, feature = "_testing"))]
 use crate::base::attempt::AcquisitionId;
-use crate::base::attempt::Failure;
 use crate::base::lease::Moment;
 use crate::base::mode::Mode;
 use crate::lock::effects::{CellEvent, InRenewalQueue};
@@ -215,27 +214,6 @@ impl<H: InRenewalQueue> State<H> {
             let asks = side.requester_of(by).is_some();
             side.on_outage(outage, asks, event);
         }
-    }
-
-    /// Ends the tries that were here when the requester sent its newest copy, because the server has refused it.
-    pub(in crate::lock) fn deny_tries(&mut self, mode: Mode, requester_id: WaiterId, event: &mut CellEvent<'_, H>) {
-        self.refuse(mode, requester_id, &NoGrant::Denied, event);
-    }
-
-    /// Fails the waiters that were here when the requester sent its newest copy, because the copy was for them too. A failure
-    /// that another copy may not have fails only the tries.
-    pub(in crate::lock) fn fail_waiters(
-        &mut self,
-        mode: Mode,
-        requester_id: WaiterId,
-        failure: Failure,
-        event: &mut CellEvent<'_, H>,
-    ) {
-        self.refuse(mode, requester_id, &NoGrant::Failed(failure), event);
-    }
-
-    fn refuse(&mut self, mode: Mode, requester_id: WaiterId, why: &NoGrant, event: &mut CellEvent<'_, H>) {
-        self.side(mode).refuse(requester_id, why, event);
     }
 
     /// Returns the waits here, and the holds that guards of this process use. Returns `None` if no task waits.

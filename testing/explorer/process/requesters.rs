@@ -225,7 +225,7 @@ impl Driver<'_> {
 
     fn deny_tries(&mut self, mode: Mode) {
         if let Some(requester_id) = self.requester(mode).map(|requester| requester.requester_id) {
-            self.event(|state, event| state.deny_tries(mode, requester_id, event));
+            self.event(|state, event| state.side(mode).refuse(requester_id, &NoGrant::Denied, event));
         }
     }
 

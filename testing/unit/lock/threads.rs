@@ -17,7 +17,7 @@ use crate::lock::cell::Surroundings;
 use crate::lock::deadlines::Deadlines;
 use crate::lock::effects::CellEvent;
 use crate::lock::hold::Next;
-use crate::lock::side::{Awaits, Patience, RequesterSignal, SideOutage};
+use crate::lock::side::{Awaits, NoGrant, Patience, RequesterSignal, SideOutage};
 use crate::lock::state::State;
 use crate::lock::wake::DriverId;
 
@@ -153,7 +153,9 @@ fn try_is_refused_as_it_looks(slip: Option<Slip>) -> ThreadScene {
     let refuses = move || match slip {
         // The wrong form of `RequesterEntry::deny_tries`.
         Some(Slip::WakesBeforeItChanges) => {
-            wake_and_then_change(&cell, waiter_id, |state, event| state.deny_tries(Write, requester_id, event));
+            wake_and_then_change(&cell, waiter_id, |state, event| {
+                state.side(Write).refuse(requester_id, &NoGrant::Denied, event)
+            });
         }
         _ => requester.deny_tries(now()),
     };
