@@ -136,10 +136,12 @@ impl SideOutage {
         OutageStage { since: self.since, is_repeated: self.is_repeated }
     }
 
-    /// Begins with the earlier one, and has the newer cause.
+    /// Begins with the earlier one, or later if the node has answered other requests since, and has the newer cause.
     fn after(self, earlier: Option<Self>) -> Self {
         match earlier {
-            Some(earlier) => Self { since: earlier.since, source: self.source.or(earlier.source), is_repeated: true },
+            Some(earlier) => {
+                Self { since: earlier.since.max(self.since), source: self.source.or(earlier.source), is_repeated: true }
+            }
             None => self,
         }
     }
@@ -478,9 +480,10 @@ impl Side {
     /// Records that the server does not answer, or answers again. `is_of_requester` tells whether the requester has seen that.
     pub(super) fn on_outage(&mut self, outage: Option<SideOutage>, is_of_requester: bool, event: &mut Event<'_>) {
         let earlier = self.outage.take();
-        let known = earlier.as_ref().map(SideOutage::stage);
+        let known = earlier.as_ref().map(|outage| outage.is_repeated);
         self.outage = outage.map(|outage| outage.after(earlier));
-        let is_news = self.outage.as_ref().is_some_and(|outage| Some(outage.stage()) != known);
+        // A waiter finds a later begin by itself, when its time is over.
+        let is_news = self.outage.as_ref().is_some_and(|outage| Some(outage.is_repeated) != known);
         if is_news && self.has_waiters() {
             event.wake_all();
         }

@@ -878,6 +878,19 @@ async fn one_failure_after_a_long_time_without_requests_ends_no_waiter() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn time_without_an_answer_does_not_count_while_the_node_answers_others() {
+    let stage = Stage::new();
+    // From this answer on, the node answers other requests all the time.
+    stage.scheme.next_acquire(Fate::Says(Acquired::Late));
+    for _ in 0..1000 {
+        stage.scheme.next_acquire(Fate::Cut);
+    }
+    let waiter = tokio::spawn(task_of(&stage));
+    sleep(stage.engine.options().unreachable_after * 3).await;
+    assert!(!waiter.is_finished(), "{:?}", waiter.await);
+}
+
 /// Returns a guard of this stage that was granted by a notification.
 async fn granted_after_a_wait(stage: &Stage, mode: Mode) -> Held {
     granted_after_a_wait_with(stage, mode, Overrides::default()).await
