@@ -310,14 +310,7 @@ impl Engine {
             attempt_lines: Limiter::default(),
             wait_lines: Limiter::default(),
         };
-        let core = Arc::new(core);
-        core.background.start_requesters_of(&core);
-        Self { core }
-    }
-
-    /// Returns a handle of an engine whose other handles exist.
-    fn of(core: Arc<Core>) -> Self {
-        Self { core }
+        Self { core: Arc::new(core) }
     }
 
     /// Creates another handle of the same engine.
@@ -539,7 +532,10 @@ fn rules(options: &Options, clock: Clock, process: Process) -> Rules {
         process,
         max_clock_skew: options.max_clock_skew,
         max_delay: request_delay(options),
+        // A requester that rests is polled at each heartbeat. One that waits for an answer is woken first.
         poll_within: acquire::HEARTBEAT * 5 / 4,
+        // A try takes a server for silent after twice this time.
+        try_within: options.response_timeout.min(acquire::HEARTBEAT / 2),
         max_handoffs: options.max_handoffs,
         handoff_span: HANDOFF_SPAN,
         metrics: Metrics::default(),

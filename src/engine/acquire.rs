@@ -1,9 +1,9 @@
 //! Acquisitions, from the first attempt to the grant.
 //!
 //! A reader joins a hold that its process has, if it may. Any other acquisition waits on its side of the lock. If the side has
-//! no request at the server, the task of the acquisition sends the first copy of one. If the server does not grant it, the
-//! request waits in the server's queue, and the background repeats it as a heartbeat. A notification says that the server
-//! has granted the lock. Without a queue the background repeats the request after jittered pauses. A request without an answer
+//! no requester, the task of the acquisition becomes it, and sends the copies of the side's request. If the server does not
+//! grant it, the request waits in the server's queue, and the requester repeats it as a heartbeat. A notification says that
+//! the server has granted the lock. Without a queue the requester repeats the request after jittered pauses. A request without an answer
 //! is repeated under the same id, which counts once however many copies arrive. If the future of an acquisition is dropped, the
 //! request stays for the other waiters of the side. Without another waiter, it is withdrawn.
 
@@ -37,7 +37,8 @@ use crate::base::reentry::{OwnerId, Reentry};
 use crate::engine::{Engine, Held};
 use crate::lock::hold::Hold;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::wait::WaitEntry;
+use crate::lock::side::Awaits;
+use crate::lock::wait::{RequesterEntry, WaitEntry};
 use crate::store::{BoxFuture, Failure, Mode};
 
 pub(crate) use crate::lock::side::Patience;
@@ -178,8 +179,8 @@ pub(super) fn check_still_open(engine: &Engine, key: &Key, held: Option<&Held>) 
 /// needs.
 struct Acquisition {
     waiter: LocalWaiter,
-    /// Requester of the side, while the task of this acquisition sends the first copy. Dropped after the waiter, so that the
-    /// background starts no other one for a waiter that leaves.
+    /// Requester of the side, while it is the task of this acquisition. Dropped after the waiter, so that a waiter that leaves
+    /// does not become the requester again.
     request: Option<Requesting>,
     /// Share that the acquisition has not taken yet, or whose hold it arms. It is here and not in the future that waits for
     /// a renewal, so that an acquisition that gives up can wait for its release.
@@ -234,6 +235,10 @@ impl Acquisition {
                 }
                 LocalSignal::Denied => return Ok(Err(Box::pin(self.refused()).await?)),
                 LocalSignal::Failed(failure) => return Err(self.error_of(failure)),
+                LocalSignal::Requests(entry) => {
+                    end = self.request_in_time(entry).await?;
+                    continue;
+                }
             };
             match self.finish(held).await? {
                 Taken::Guard(held) => return Ok(Ok(held)),
@@ -261,7 +266,7 @@ impl Acquisition {
         Ok(Taken::Guard(held))
     }
 
-    /// Waits for the next signal. Sends the first copy of a request before, if the side has none.
+    /// Sends the copies of the side's request, if this task is the requester. Otherwise waits for the next signal.
     async fn next_end(&mut self) -> Result<FirstEnd> {
         if self.entry.is_none() {
             // A waiter of this process is before the try by now.
@@ -269,7 +274,7 @@ impl Acquisition {
         }
         let requester = self.waiter.entry.as_mut().and_then(WaitEntry::take_requester);
         if let Some(requester) = requester
-            && let Some(end) = self.ask_first(Requesting::new(&self.waiter.engine, requester)).await?
+            && let Some(end) = self.request(Requesting::new(&self.waiter.engine, requester)).await?
         {
             return Ok(end);
         }
@@ -277,9 +282,27 @@ impl Acquisition {
         std::future::poll_fn(|cx| waiting.poll_end(&mut self.waiter, cx)).await
     }
 
-    /// Sends the first copy of a request. If the server does not grant it, the background goes on. A limit waits for the first
-    /// answer.
-    async fn ask_first(&mut self, requesting: Requesting) -> Result<Option<FirstEnd>> {
+    /// Becomes the requester of its side, unless the manager is closed, or its limit has passed after an answer.
+    async fn request_in_time(&mut self, entry: RequesterEntry) -> Result<Option<FirstEnd>> {
+        if self.engine.closing.is_closed() {
+            return Ok(Some(FirstEnd::GivesUp(Box::new(GivesUp::at_close(self.engine.now())))));
+        }
+        let side = self.entry.as_ref().map(WaitEntry::side);
+        let is_answered = side.is_none_or(|side| side.awaits() != Awaits::FirstAnswer);
+        // Without a waiter, this one has a share, and the requester only withdraws the request.
+        let is_due = is_answered && entry.wants().is_some();
+        match self.gives_up_at_limit().filter(|_| is_due) {
+            None => {
+                let requesting = Requesting::new(&self.waiter.engine, entry).after(self.outage());
+                Box::pin(self.request(requesting)).await
+            }
+            given_up => Ok(given_up),
+        }
+    }
+
+    /// Sends the copies of the side's request, until this task has the lock or another reason to end. A limit waits for the
+    /// first answer. Returns `None` if the task is the requester no more, and waits on.
+    async fn request(&mut self, requesting: Requesting) -> Result<Option<FirstEnd>> {
         let mut impatience = self.waiter.impatience();
         let engine = &self.waiter.engine;
         let requesting = self.request.insert(requesting);
@@ -296,66 +319,53 @@ impl Acquisition {
             }
         };
         match step {
-            CopyOutcome::Rests(Rest::Backoff(pause)) if self.patience == Patience::AskOnce => {
-                Box::pin(self.ask_again(pause)).await
+            CopyOutcome::Rests(rest) => Box::pin(self.request_again(rest)).await,
+            CopyOutcome::Granted(held) => {
+                self.request = None;
+                self.waiter.entry = None;
+                Ok(Some(FirstEnd::Signal(LocalSignal::Granted(held))))
             }
-            step => Ok(self.after_first(step)),
+            CopyOutcome::Over => {
+                self.request = None;
+                Ok(None)
+            }
         }
     }
 
-    /// Repeats the copy of a try until there is an answer. The background does not, because it may have no connection yet, and
-    /// the time of a try is short.
-    async fn ask_again(&mut self, pause: Duration) -> Result<Option<FirstEnd>> {
+    /// Sends further copies, and waits for a share as the other waiters do.
+    async fn request_again(&mut self, rest: Rest) -> Result<Option<FirstEnd>> {
         let Some(requesting) = &mut self.request else { return Ok(None) };
         let mut waiting = Waiting::new(&self.waiter);
         let waiter = &mut self.waiter;
-        tokio::select! {
+        let end = tokio::select! {
             biased;
-            step = requesting.step_until_answered(pause) => {
-                if let Some(entry) = &self.waiter.entry {
-                    entry.forget_task();
-                }
-                Ok(self.after_first(step))
-            }
-            end = std::future::poll_fn(|cx| waiting.poll_end(waiter, cx)) => {
-                let end = end?;
-                if let FirstEnd::Signal(_) = end {
-                    self.request = None;
-                }
-                Ok(Some(end))
-            }
+            () = requesting.go_on(rest) => None,
+            end = std::future::poll_fn(|cx| waiting.poll_end(waiter, cx)) => Some(end?),
+        };
+        if let None | Some(FirstEnd::Signal(_)) = end {
+            self.request = None;
         }
+        Ok(end)
     }
 
-    /// Goes on after the copies that this task has sent.
-    fn after_first(&mut self, step: CopyOutcome) -> Option<FirstEnd> {
-        let requesting = self.request.take()?;
-        match step {
-            CopyOutcome::Granted(held) => {
-                self.waiter.entry = None;
-                return Some(FirstEnd::Signal(LocalSignal::Granted(held)));
-            }
-            CopyOutcome::Rests(rest) => requesting.move_to_background(rest),
-            CopyOutcome::Over => {}
-        }
-        None
-    }
-
-    /// Waits again after the loss of its place. Returns the end of the wait if the limit has passed, because no request is sent
-    /// after the limit.
+    /// Waits again after the loss of its place, unless its limit has passed.
     fn enter_again_in_time(&mut self) -> Option<FirstEnd> {
-        let now = self.engine.now();
-        if self.limit.is_some_and(|limit| limit <= now) {
-            let answer_by = now.after(withdrawal_span(&self.engine));
-            return Some(FirstEnd::GivesUp(Box::new(GivesUp {
-                why: WaitEnd::Limit,
-                at: now,
-                outage: None,
-                answer_by,
-            })));
+        let given_up = self.gives_up_at_limit();
+        if given_up.is_none() {
+            self.waiter.enter_again();
         }
-        self.waiter.enter_again();
-        None
+        given_up
+    }
+
+    /// Returns the end of the wait if the limit has passed, because no request is sent after the limit, unless a recalled
+    /// process still has time to release a cached hold.
+    fn gives_up_at_limit(&self) -> Option<FirstEnd> {
+        let now = self.engine.now();
+        let recall_until = self.entry.as_ref().and_then(|entry| entry.side().recall_until());
+        self.limit.filter(|limit| *limit <= now && recall_until.is_none_or(|until| until <= now))?;
+        let answer_by = now.after(withdrawal_span(&self.engine));
+        let outage = self.outage();
+        Some(FirstEnd::GivesUp(Box::new(GivesUp { why: WaitEnd::Limit, at: now, outage, answer_by })))
     }
 
     /// Looks once for a share that was handed over while the first copy was under way.
@@ -363,8 +373,8 @@ impl Acquisition {
         let mut looks = Looks::new();
         std::future::poll_fn(|cx| {
             Poll::Ready(match self.waiter.poll_signal(&mut looks, cx) {
+                Poll::Ready(Ok(LocalSignal::Requests(_)) | Err(_)) | Poll::Pending => None,
                 Poll::Ready(Ok(signal)) => Some(FirstEnd::Signal(signal)),
-                Poll::Ready(Err(_)) | Poll::Pending => None,
             })
         })
         .await

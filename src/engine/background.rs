@@ -13,8 +13,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, FuturesUnordered};
@@ -32,10 +32,8 @@ use crate::base::lease::Moment;
 use crate::base::panics::catch_panic;
 use crate::base::process;
 use crate::base::single_task::{Running, SingleTask};
-use crate::engine::acquire::request;
 use crate::engine::releases::{ReleaseTask, Releases};
 use crate::engine::renewals::{BATCH_WINDOW, DueRenewal, Renewals};
-use crate::engine::{Core, Engine};
 use crate::lock::hold::Hold;
 use crate::lock::table::Table;
 use crate::lock::wake::DriverId;
@@ -67,6 +65,7 @@ const MAX_RENEWING: usize = 4;
 const MAX_RELEASING: usize = 2;
 
 /// Background work of one manager.
+#[derive(Debug)]
 pub(crate) struct Background {
     work: Arc<BackgroundWork>,
     background_runtime: BackgroundRuntime,
@@ -75,6 +74,7 @@ pub(crate) struct Background {
 }
 
 /// State that drivers share.
+#[derive(Debug)]
 struct BackgroundWork {
     scheme: Arc<dyn Scheme>,
     clock: Clock,
@@ -86,8 +86,6 @@ struct BackgroundWork {
     driver: SingleTask,
     /// Number of drivers that have not ended, including drivers that were not polled yet.
     drivers: AtomicUsize,
-    /// Engine of the requesters that a driver starts.
-    core: OnceLock<Weak<Core>>,
 }
 
 /// Queue of one route. Each hold in it is also in the deadline queue, at the end of its local validity. So a driver
@@ -166,19 +164,8 @@ impl Background {
             queues: Mutex::default(),
             driver: SingleTask::default(),
             drivers: AtomicUsize::new(0),
-            core: OnceLock::new(),
         };
         Self { work: Arc::new(work), background_runtime, drivers: Mutex::default() }
-    }
-
-    /// Sets the engine of the requesters that a driver starts.
-    pub(super) fn start_requesters_of(&self, core: &Arc<Core>) {
-        drop(self.work.core.set(Arc::downgrade(core)));
-    }
-
-    /// Returns the runtime for tasks of the background.
-    pub(super) fn runtime(&self) -> &BackgroundRuntime {
-        &self.background_runtime
     }
 
     /// Starts a driver if there is none. The driver of an in-memory manager runs on the current runtime. Code that
@@ -278,7 +265,6 @@ impl BackgroundWork {
                 underway.push(Arc::clone(&self).send(chunk));
             }
             self.table.deadlines.look_for_stalled(now);
-            self.start_requesters();
             let alarm = wake.sleeps(driver.id, self.next(now));
             // The order of the branches does not matter: each round handles all due work, whatever ended the wait.
             tokio::select! {
@@ -288,18 +274,6 @@ impl BackgroundWork {
                 _ = changes.next() => self.releases.resend_moved(),
                 () = self.clock.sleep_until(alarm) => {}
             }
-        }
-    }
-
-    /// Starts the requesters that waiters need.
-    fn start_requesters(&self) {
-        let starts = self.table.deadlines.take_starts();
-        if starts.is_empty() {
-            return;
-        }
-        // Without an engine, no waiter is left.
-        if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-            starts.into_iter().for_each(|entry| request::start(Engine::of(Arc::clone(&core)), entry));
         }
     }
 

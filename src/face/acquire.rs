@@ -38,9 +38,11 @@ use crate::store::Mode;
 /// After the error [`WaitTimeout`](crate::Error::WaitTimeout), neither a place nor a hold of the acquisition is left on
 /// the server. With `confirmed: false` in this error, the server has not confirmed that.
 ///
-/// A future that is neither polled nor dropped delays other acquisitions for a limited time only. The background keeps
-/// its place in the server's queue. If the lock is granted to it, the next writer of this process gets the hold after a
-/// second. Without such a writer, the hold ends after three seconds, and the future waits for a task that polls it.
+/// A future that is neither polled nor dropped delays other acquisitions for a limited time only. If another task of this
+/// process waits for the lock in the same mode, that task goes on with the request after 2.5 s at most. Otherwise the
+/// place in the server's queue ends, because no heartbeat comes. A hold that is granted or handed to the future ends after
+/// three seconds, or after one lease if the future is not polled before its first request is answered. When a task polls
+/// the future, it waits again.
 ///
 /// # Errors
 ///

@@ -13,11 +13,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use smallvec::SmallVec;
-
 use crate::base::key::Key;
 use crate::base::lease::Moment;
-use crate::base::mode::Mode;
 use crate::base::recalls::{Recalls, Reception};
 use crate::base::sync::Mutex;
 use crate::lock::effects::{CellEvent, InRenewalQueue, Rules};
@@ -32,8 +29,6 @@ pub(super) trait Surroundings<H>: Send + Sync {
     fn schedule(&self, hold: &Arc<H>);
     /// Plans a look at the cell at `at`, for stalled tasks, which are not polled any more.
     fn look_at(&self, cell: &Arc<Cell<H>>, at: Moment);
-    /// Lets the background start a requester for this side.
-    fn start_requester(&self, cell: &Arc<Cell<H>>, mode: Mode, requester_id: WaiterId);
     /// Removes the cell from the table if the cell is still idle.
     fn forget(&self, cell: &Arc<Cell<H>>);
 }
@@ -120,17 +115,16 @@ impl<H: InRenewalQueue> Cell<H> {
         now: Moment,
         change: impl FnOnce(&mut State<H>, &mut CellEvent<'_, H>, &mut Option<Box<Beside>>) -> T,
     ) -> T {
-        let (mut looks_at, mut is_idle, mut starts) = (None, false, SmallVec::new());
+        let (mut looks_at, mut is_idle) = (None, false);
         let outcome = self.change(now, |contents, event| {
             let outcome = change(&mut contents.state, event, &mut contents.beside);
             // Any event may leave a side without a requester that its waiters need.
             contents.state.advance(event);
             (looks_at, is_idle) = (contents.state.next_look(), contents.state.is_idle());
-            starts = event.take_starts();
             outcome
         });
-        if is_idle || looks_at.is_some() || !starts.is_empty() {
-            self.tell_around(is_idle, looks_at, &starts);
+        if is_idle || looks_at.is_some() {
+            self.tell_around(is_idle, looks_at);
         }
         outcome
     }
@@ -151,15 +145,12 @@ impl<H: InRenewalQueue> Cell<H> {
         outcome
     }
 
-    fn tell_around(self: &Arc<Self>, is_idle: bool, looks_at: Option<Moment>, starts: &[(Mode, WaiterId)]) {
+    fn tell_around(self: &Arc<Self>, is_idle: bool, looks_at: Option<Moment>) {
         let Some(around) = self.around.upgrade() else {
             return;
         };
         if let Some(at) = looks_at {
             around.look_at(self, at);
-        }
-        for (mode, requester_id) in starts {
-            around.start_requester(self, *mode, *requester_id);
         }
         if is_idle {
             around.forget(self);

@@ -1,5 +1,5 @@
 //! Deadlines of a manager's locks: the moments at which the [background](crate::engine::background) has to look at a
-//! hold, or at a requester whose future may not be polled any more; and the requesters that it has to start.
+//! hold, or at a requester whose future may not be polled any more.
 //!
 //! The queues store no state. A hold is in its queue at most once, at the moment of its next deadline: a renewal, or the
 //! end of the local validity. To schedule a hold means to read its state and to put it into the queue, both under the
@@ -14,14 +14,12 @@ use crate::base::lease::Moment;
 use crate::base::sync::Mutex;
 use crate::lock::cell::Cell;
 use crate::lock::hold::{Hold, Next};
-use crate::lock::wait::RequesterEntry;
 use crate::lock::wake::Wake;
 
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines {
     holds: Mutex<DeadlineQueue<Arc<Hold>>>,
     requesters: Mutex<DeadlineQueue<Weak<Cell<Hold>>>>,
-    starts: Mutex<Vec<RequesterEntry>>,
     pub(crate) wake: Wake,
 }
 
@@ -77,17 +75,6 @@ impl Deadlines {
         self.wake.at(at);
     }
 
-    /// Lets a driver start a requester.
-    pub(super) fn start_requester(&self, entry: RequesterEntry) {
-        self.starts.lock().push(entry);
-        self.wake.at(Moment::START);
-    }
-
-    /// Takes the requesters that are to be started.
-    pub(crate) fn take_starts(&self) -> Vec<RequesterEntry> {
-        std::mem::take(&mut self.starts.lock())
-    }
-
     /// Ends the requesters that should have been polled again by now.
     pub(crate) fn look_for_stalled(&self, now: Moment) {
         let due = self.requesters.lock().take_due(now);
@@ -96,9 +83,6 @@ impl Deadlines {
 
     /// Returns the earliest deadline.
     pub(crate) fn next(&self) -> Moment {
-        if !self.starts.lock().is_empty() {
-            return Moment::START;
-        }
         let holds = self.holds.lock().next();
         holds.min(self.requesters.lock().next())
     }

@@ -12,7 +12,6 @@ use crate::base::events::{self, Loss};
 use crate::base::key::Key;
 use crate::base::lease::Moment;
 use crate::base::metrics::Metrics;
-use crate::base::mode::Mode;
 use crate::base::panics::catch_panic;
 use crate::base::process::Process;
 use crate::base::recalls::Reception;
@@ -29,8 +28,11 @@ pub(crate) struct Rules {
     pub(crate) max_clock_skew: Duration,
     /// Longest time between the sending of a request and the moment at which a server may still carry it out.
     pub(crate) max_delay: Duration,
-    /// Time after which a requester that was not polled is woken. After as long again it is stalled.
+    /// Time after which a requester that was not polled is woken. After as long again it is stalled. A task that was asked to be
+    /// the requester has half of this time.
     pub(crate) poll_within: Duration,
+    /// Time after which a requester that was woken is stalled, while a try waits for its answer.
+    pub(crate) try_within: Duration,
     /// Largest number of writers that use one hold one after the other. A hold is also not handed off any more once
     /// `handoff_span` has passed since its grant.
     pub(crate) max_handoffs: u64,
@@ -164,8 +166,6 @@ pub(super) struct CellEvent<'a, H> {
     event: Event<'a>,
     /// Holds whose places in the deadline queue are too late.
     due: Few<Arc<H>>,
-    /// Requesters that the background has to start.
-    starts: SmallVec<[(Mode, WaiterId); 0]>,
     /// Handles that the cell does not need any more. They are dropped after the mutex is released, because the drop of
     /// the last handle of a hold is another event of the cell.
     dropped: Few<Arc<H>>,
@@ -187,20 +187,11 @@ impl<H> DerefMut for CellEvent<'_, H> {
 
 impl<'a, H> CellEvent<'a, H> {
     pub(super) fn new(now: Moment, rules: &'a Rules, heard: &'a Reception) -> Self {
-        Self { event: Event::new(now, rules, heard), due: Few::new(), starts: SmallVec::new(), dropped: Few::new() }
+        Self { event: Event::new(now, rules, heard), due: Few::new(), dropped: Few::new() }
     }
 
     pub(super) fn due(&mut self, hold: &Arc<H>) {
         self.due.push(Arc::clone(hold));
-    }
-
-    pub(super) fn start_requester(&mut self, mode: Mode, requester_id: WaiterId) {
-        self.starts.push((mode, requester_id));
-    }
-
-    /// Takes the requesters that the background has to start.
-    pub(super) fn take_starts(&mut self) -> SmallVec<[(Mode, WaiterId); 0]> {
-        std::mem::take(&mut self.starts)
     }
 
     pub(super) fn drop_later(&mut self, hold: Option<Arc<H>>) {
@@ -227,7 +218,7 @@ impl<'a, H> CellEvent<'a, H> {
     /// into the deadline queue again. The caller must hold no mutex, since a waker may run any code.
     #[inline]
     pub(super) fn carry_out(self, key: &Key, woken: Woken, schedule: impl FnOnce(Few<Arc<H>>)) {
-        let Self { event: Event { rules, signals, .. }, due, dropped, .. } = self;
+        let Self { event: Event { rules, signals, .. }, due, dropped } = self;
         if signals.is_empty() && due.is_empty() && dropped.is_empty() && woken.is_empty() {
             // Most events have no effects. An empty list owns nothing, and its drop would take time.
             std::mem::forget((signals, due, dropped, woken));

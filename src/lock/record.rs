@@ -642,11 +642,11 @@ impl HoldRecord {
         Accepted::Taken(if self.mode == Mode::Write { self.current_token() } else { share_id.token })
     }
 
-    /// Makes a share that no waiter has taken the share of this waiter. Returns false if the share is over.
-    pub(super) fn hand_to(&mut self, share_id: ShareId, wants: ShareRequest, event: &mut Event<'_>) -> bool {
+    /// Makes a share that no waiter has taken the share of this waiter.
+    pub(super) fn hand_to(&mut self, share_id: ShareId, wants: ShareRequest, event: &mut Event<'_>) {
         self.look(event);
         if matches!(self.state_of(&self.shares.get(share_id.slot), event.now), HoldState::Lost(_)) {
-            return false;
+            return;
         }
         self.set_cache_for(wants.cache_for);
         self.shares.replace(share_id.slot, wants.from(event.now));
@@ -654,7 +654,6 @@ impl HoldRecord {
             self.plan_renewal(event.now);
         }
         self.note_unclaimed(share_id, event.now);
-        true
     }
 
     /// Lets a share end early unless its waiter takes it.

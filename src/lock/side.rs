@@ -1,10 +1,10 @@
 //! Side of a lock within this process: its waiters, its request to the server, and the *requester*, which is the task that
 //! sends the copies of this request.
 //!
-//! The request belongs to the side and to no waiter. The first waiter is served first, whichever copy is granted. The first
-//! copy comes from the task of the waiter that found the side idle, and all others come from a task of the background. If
-//! a requester ends or is not polled, the background starts another one, which keeps the place in the server's queue. A
-//! waiter whose task is not polled in time gives up its place, and waits again when its task is polled.
+//! The request belongs to the side and to no waiter. The first waiter is served first, whichever copy is granted. The task of
+//! the first waiter is the requester. If it ends, or is not polled in time, the next waiter is asked to go on, and keeps the
+//! place in the server's queue. A waiter whose task is not polled in time gives up its place, and waits again when its task
+//! is polled.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -188,7 +188,7 @@ pub(super) struct Side {
     /// Moment until which the server may have a hold or a place of an earlier request of the side, which the background
     /// withdraws.
     pub(super) earlier_until: Option<Moment>,
-    /// True if the server has answered the side, or has not answered in time.
+    /// True if the server has answered the waiters of the side since the last grant, or has not answered in time.
     is_answered: bool,
     /// True if waiters wait for the answer to a copy that is under way.
     is_answer_awaited: bool,
@@ -259,15 +259,17 @@ pub(crate) enum Patience {
     AskOnce,
 }
 
-/// Task that sends the requests of a side.
+/// Task that sends the copies of a side's request.
 #[derive(Clone, Debug)]
 pub(super) struct SideRequester {
     pub(super) requester_id: WaiterId,
-    /// Waiter whose own task it is. `None` for a task of the background.
-    pub(super) carried_by: Option<WaiterId>,
+    /// Waiter whose task it is.
+    pub(super) carrier: WaiterId,
+    /// False until this task knows that it is the requester.
+    has_begun: bool,
     /// A requester that has not been polled by then is woken. If it is not polled then either, it is stalled.
     pub(super) poll_deadline: Moment,
-    /// True if it was woken at its deadline, and has not been polled since.
+    /// True if it was woken, and has not been polled since.
     pub(super) was_woken: bool,
     /// Last waiter that was here when it sent its newest copy.
     pub(super) newest: WaiterId,
@@ -278,8 +280,8 @@ pub(super) struct SideRequester {
 /// The number of a requester makes no difference for what happens next.
 impl Hash for SideRequester {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { requester_id: _, carried_by, poll_deadline, was_woken, newest, asks_at_once } = self;
-        (carried_by, poll_deadline, was_woken, newest, asks_at_once).hash(state);
+        let Self { requester_id: _, carrier, has_begun, poll_deadline, was_woken, newest, asks_at_once } = self;
+        (carrier, has_begun, poll_deadline, was_woken, newest, asks_at_once).hash(state);
     }
 }
 
@@ -323,6 +325,11 @@ impl Side {
 
     pub(super) fn has_waiters(&self) -> bool {
         !self.waiters.is_empty()
+    }
+
+    /// Returns true if the server has answered since the last grant, or has not answered in time.
+    pub(super) fn is_answered(&self) -> bool {
+        self.is_answered
     }
 
     /// Returns true if this waiter has its place.
@@ -399,14 +406,54 @@ impl Side {
         self.requester.as_mut().filter(|requester| requester.requester_id == requester_id)
     }
 
-    /// Makes a task the requester.
-    pub(super) fn begin_requests(&mut self, requester_id: WaiterId, carried_by: Option<WaiterId>, event: &Event<'_>) {
+    /// Makes the task of a waiter the requester.
+    fn begin_requests(&mut self, requester_id: WaiterId, carrier: WaiterId, event: &Event<'_>) -> &mut SideRequester {
         let (poll_deadline, newest) = (event.now.after(event.poll_within), WaiterId(0));
-        let (was_woken, asks_at_once) = (false, false);
-        // A new request has had no answer yet.
-        self.is_answered &= self.pending.is_some();
-        self.requester =
-            Some(SideRequester { requester_id, carried_by, poll_deadline, was_woken, newest, asks_at_once });
+        let (has_begun, was_woken, asks_at_once) = (false, false, false);
+        self.requester.insert(SideRequester {
+            requester_id,
+            carrier,
+            has_begun,
+            poll_deadline,
+            was_woken,
+            newest,
+            asks_at_once,
+        })
+    }
+
+    /// Makes the task that adds this waiter the requester.
+    pub(super) fn begin_here(&mut self, requester_id: WaiterId, carrier: WaiterId, event: &Event<'_>) {
+        self.begin_requests(requester_id, carrier, event).has_begun = true;
+    }
+
+    /// Makes the task of the first waiter the requester, and wakes it.
+    pub(super) fn ask_first_waiter(&mut self, requester_id: WaiterId, event: &mut Event<'_>) {
+        let Some((carrier, _)) = self.first_waiter() else { return };
+        let poll_deadline = event.now.after(self.woken_is_polled_within(event));
+        let requester = self.begin_requests(requester_id, carrier, event);
+        (requester.poll_deadline, requester.was_woken) = (poll_deadline, true);
+        event.wake(carrier);
+    }
+
+    /// Returns the time in which a task that is woken is polled, or is stalled. A try does not wait long.
+    fn woken_is_polled_within(&self, event: &Event<'_>) -> Duration {
+        let has_try = self.waiters.iter().any(|(_, waiter)| waiter.patience == Patience::AskOnce);
+        if has_try { event.try_within } else { event.poll_within / 2 }
+    }
+
+    /// Returns the requester that the task of this waiter is to be from now on. Later calls return `None`.
+    pub(super) fn take_requester(&mut self, waiter_id: WaiterId) -> Option<WaiterId> {
+        let requester = self.requester.as_mut().filter(|requester| requester.carrier == waiter_id)?;
+        (!std::mem::replace(&mut requester.has_begun, true)).then_some(requester.requester_id)
+    }
+
+    /// Ends a requester whose waiter waits no longer, if other waiters need one. A requester that no waiter needs ends itself,
+    /// and withdraws the request.
+    pub(super) fn end_without_carrier(&mut self, event: &mut Event<'_>) {
+        let carrier = self.requester.as_ref().map(|requester| requester.carrier);
+        if self.has_waiters() && carrier.is_some_and(|carrier| !self.is_waiting(carrier)) {
+            self.end_requests(event);
+        }
     }
 
     /// Records that this requester asks now, for all waiters that are here. Returns false if it is not the requester any more.
@@ -431,7 +478,7 @@ impl Side {
     pub(super) fn on_seated(&mut self, event: &mut Event<'_>) -> Option<Pending> {
         // It has brought the grant itself, or was woken before.
         self.requester = None;
-        self.outage = None;
+        (self.outage, self.is_answered) = (None, false);
         self.wake_at_answer(event);
         self.pending.take()
     }
@@ -443,16 +490,19 @@ impl Side {
         }
     }
 
-    /// Lets the requester ask without a pause.
+    /// Lets the requester ask without a pause, for a try. If its task is not polled, another one takes its place soon.
     pub(super) fn ask_at_once(&mut self, event: &mut Event<'_>) {
+        let soon = event.now.after(self.woken_is_polled_within(event));
         if let Some(requester) = &mut self.requester {
             requester.asks_at_once = true;
             event.wake(requester.requester_id);
+            let was_woken = std::mem::replace(&mut requester.was_woken, true);
+            requester.poll_deadline = if was_woken { requester.poll_deadline.min(soon) } else { soon };
         }
     }
 
-    /// Wakes the requester if it was not polled in time, and ends it if it was woken before. The waiter whose task it is then
-    /// gives up its place.
+    /// Wakes the requester if it was not polled in time, and ends it if it was woken before. Its waiter then gives up its
+    /// place.
     pub(super) fn end_if_stalled(&mut self, event: &mut Event<'_>) {
         if self.looks_at().is_none_or(|at| at > event.now) {
             return;
@@ -463,9 +513,8 @@ impl Side {
             event.wake(requester.requester_id);
             return;
         }
-        if let Some(carrier) = requester.carried_by {
-            self.waiters.remove(carrier);
-        }
+        let carrier = requester.carrier;
+        self.waiters.remove(carrier);
         self.end_requests(event);
     }
 
@@ -473,7 +522,7 @@ impl Side {
     /// the one whose task it is.
     pub(super) fn looks_at(&self) -> Option<Moment> {
         let requester = self.requester.as_ref()?;
-        let depends = |(waiter_id, _)| requester.carried_by != Some(waiter_id);
+        let depends = |(waiter_id, _)| requester.carrier != waiter_id;
         self.waiters.iter().any(depends).then_some(requester.poll_deadline)
     }
 

@@ -97,8 +97,6 @@ impl RequestTerms {
 pub(crate) struct LeftEntry<H> {
     /// Request of the side, if no other waiter needs it.
     pub(crate) pending: Option<Pending>,
-    /// True if the background has sent its newest copy.
-    pub(crate) by_background: bool,
     /// Share that the waiter had been given and had not taken.
     pub(crate) handed: Option<(Arc<H>, ShareId)>,
     /// Moment until which the server may have a hold or a place of an earlier request of the side.
@@ -120,6 +118,8 @@ pub(crate) enum GrantOutcome<H> {
 /// Reason to wake a waiter.
 #[derive(Debug)]
 pub(crate) enum WakeReason<H> {
+    /// The task of the waiter is the requester of its side, with this number, from now on.
+    Requests(WaiterId),
     /// The waiter has the lock.
     Handed(HandedShare<H>),
     /// The server has refused this try.
@@ -213,7 +213,7 @@ impl<H: InRenewalQueue> State<H> {
         self.listed_holds().next().is_none() && self.wait_queue.as_deref().is_none_or(WaitQueue::is_empty)
     }
 
-    /// Starts a requester for each side whose waiters need one.
+    /// Makes the task of the first waiter the requester of each side that needs one.
     pub(super) fn advance(&mut self, event: &mut CellEvent<'_, H>) {
         let Some(wait_queue) = self.wait_queue.as_deref() else {
             return;
@@ -225,6 +225,7 @@ impl<H: InRenewalQueue> State<H> {
         for mode in [Mode::Read, Mode::Write] {
             let may_ask = self.may_ask(mode);
             let side = self.side(mode);
+            side.end_without_carrier(event);
             if side.requester().is_some() {
                 continue;
             }
@@ -232,8 +233,7 @@ impl<H: InRenewalQueue> State<H> {
                 side.forget_answers();
             } else if may_ask {
                 let requester_id = self.waiter_id();
-                self.side(mode).begin_requests(requester_id, None, event);
-                event.start_requester(mode, requester_id);
+                self.side(mode).ask_first_waiter(requester_id, event);
             }
         }
     }
@@ -242,7 +242,7 @@ impl<H: InRenewalQueue> State<H> {
     pub(super) fn next_look(&mut self) -> Option<Moment> {
         let wait_queue = self.wait_queue.as_deref()?;
         let writer = wait_queue.writes.looks_at().filter(|_| self.may_ask(Mode::Write));
-        let at = [wait_queue.reads.looks_at(), writer, wait_queue.pass_on_at()].into_iter().flatten().min()?;
+        let at = [wait_queue.reads.looks_at(), writer].into_iter().flatten().min()?;
         let sooner = self.looks_at.is_none_or(|looks_at| at < looks_at);
         sooner.then(|| *self.looks_at.insert(at))
     }

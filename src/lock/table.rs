@@ -18,8 +18,8 @@ use crate::lock::effects::{InRenewalQueue, Rules};
 use crate::lock::hold::{Hold, NewHold};
 use crate::lock::local_waits::LocalWaits;
 use crate::lock::shares::{ShareId, ShareRequest};
-use crate::lock::side::{LastRefusal, WaiterId};
-use crate::lock::wait::{RequesterEntry, WaitEntry};
+use crate::lock::side::LastRefusal;
+use crate::lock::wait::WaitEntry;
 
 /// Number of shards, a power of two. It is larger than the number of parallel threads on most machines.
 pub(crate) const SHARDS: usize = 64;
@@ -160,7 +160,7 @@ impl Table {
     }
 
     /// Adds a waiter to one side of the lock `key`. Its task becomes the requester of the side if the side has no request.
-    /// A requester that is not polled again within `Rules::poll_within` is woken, and replaced after as long again.
+    /// A requester that is not polled again within `Rules::poll_within` is woken, and stalled after as long again.
     pub(crate) fn enter(self: &Arc<Self>, key: &Arc<Key>, mode: Mode, wants: ShareRequest, now: Moment) -> WaitEntry {
         loop {
             let cell = self.cell(key);
@@ -286,10 +286,6 @@ impl Surroundings<Hold> for Table {
 
     fn look_at(&self, cell: &Arc<Cell<Hold>>, at: Moment) {
         self.deadlines.look_at(cell, at);
-    }
-
-    fn start_requester(&self, cell: &Arc<Cell<Hold>>, mode: Mode, requester_id: WaiterId) {
-        self.deadlines.start_requester(RequesterEntry::new(Arc::clone(cell), mode, requester_id));
     }
 
     fn forget(&self, cell: &Arc<Cell<Hold>>) {

@@ -110,15 +110,20 @@ impl WaitEntry {
         self.waiter_id
     }
 
-    /// Returns true if the task of this waiter has to send the first copy of a request.
+    /// Returns true if the task of this waiter is the requester of its side, and has not begun.
     pub(crate) fn is_requester(&self) -> bool {
         self.requester_id.is_some()
     }
 
-    /// Returns the requester, if the task of this waiter has to send the first copy of a request. Later calls return `None`.
+    /// Returns the requester, if the task of this waiter is it and has not begun. Later calls return `None`.
     pub(crate) fn take_requester(&mut self) -> Option<RequesterEntry> {
         let requester_id = self.requester_id.take()?;
-        Some(RequesterEntry::new(Arc::clone(&self.cell), self.mode, requester_id))
+        Some(self.requester(requester_id))
+    }
+
+    /// Returns the requester that the task of this waiter is from now on.
+    pub(crate) fn requester(&self, requester_id: WaiterId) -> RequesterEntry {
+        RequesterEntry { cell: Arc::clone(&self.cell), mode: self.mode, requester_id }
     }
 
     pub(crate) fn side(&self) -> WaiterSide {
@@ -162,11 +167,6 @@ impl WaitEntry {
         self.cell.quietly(|state, event| state.on_outage(self.mode, self.waiter_id, outage, event));
     }
 
-    /// Removes its task, which the cell may still have to wake.
-    pub(crate) fn forget_task(&self) {
-        self.cell.forget_waiter(self.waiter_id);
-    }
-
     /// Removes the entry. The last waiter of a side gets its request, to withdraw it.
     pub(crate) fn leave(self, now: Moment) -> Leaving {
         let (leaving, waker) = self.cell.event_beside(now, |state, event, beside| {
@@ -188,16 +188,17 @@ pub(crate) struct RequesterEntry {
 }
 
 impl RequesterEntry {
-    pub(super) fn new(cell: Arc<Cell<Hold>>, mode: Mode, requester_id: WaiterId) -> Self {
-        Self { cell, mode, requester_id }
-    }
-
     pub(crate) fn key(&self) -> &Arc<Key> {
         self.cell.key()
     }
 
     pub(crate) fn mode(&self) -> Mode {
         self.mode
+    }
+
+    #[cfg(all(test, feature = "_testing"))]
+    pub(super) fn requester_id(&self) -> WaiterId {
+        self.requester_id
     }
 
     /// Is ready when this requester has something to do before its next copy is due. Records that it is polled.
@@ -215,12 +216,6 @@ impl RequesterEntry {
             let signal = state.requester_signal(self.mode, self.requester_id, poll_deadline);
             (signal == Some(RequesterSignal::Stop)).then_some(())
         })
-    }
-
-    /// Records that a task of the background sends the further copies. Returns false if another task is the requester.
-    pub(crate) fn move_to_background(&self) -> bool {
-        let now = self.cell.rules().clock.now();
-        self.cell.event(now, |state, _| state.move_requester(self.mode, self.requester_id))
     }
 
     /// Returns the receiver of the recalls of this lock. If the cell has none, `listen` creates it.
@@ -350,8 +345,8 @@ impl RequesterEntry {
         self.cell.event(now, |state, event| state.on_joined(self.mode, self.requester_id, handed, event))
     }
 
-    /// Ends the requester. Returns the request if no waiter needs it, and the caller withdraws it. Otherwise the background
-    /// starts another requester.
+    /// Ends the requester. Returns the request if no waiter needs it, and the caller withdraws it. Otherwise the first waiter
+    /// continues it.
     pub(crate) fn end(&self, now: Moment) -> Option<Pending> {
         let (pending, waker) = self.cell.event_beside(now, |state, event, beside| {
             let pending = state.end_requester(self.mode, self.requester_id, event);

@@ -327,8 +327,8 @@ enum Ask {
 struct ExploredRequester {
     requester_id: WaiterId,
     mode: Mode,
-    /// Waiter whose task it is, until its first answer.
-    carried_by: Option<WaiterId>,
+    /// Waiter whose task it is.
+    carrier: WaiterId,
     /// End of the time for the replies to its recalls, once it has recalled a hold.
     recalls_until: Option<Moment>,
     /// True if an effect has woken it, and it has not looked since.
@@ -339,8 +339,8 @@ struct ExploredRequester {
 /// The number of a requester makes no difference for what happens next.
 impl Hash for ExploredRequester {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { requester_id: _, mode, carried_by, recalls_until, was_woken, ask } = self;
-        (mode, carried_by, recalls_until, was_woken, ask).hash(state);
+        let Self { requester_id: _, mode, carrier, recalls_until, was_woken, ask } = self;
+        (mode, carrier, recalls_until, was_woken, ask).hash(state);
     }
 }
 
@@ -439,6 +439,7 @@ fn rules(poll_within: Duration) -> Rules {
         max_clock_skew: Duration::ZERO,
         max_delay: ticks(MAX_DELAY),
         poll_within,
+        try_within: poll_within / 2,
         max_handoffs: MAX_HANDOFFS,
         handoff_span: Duration::from_secs(3600),
         metrics: METRICS.with(Metrics::clone),
@@ -685,8 +686,6 @@ impl Driver<'_> {
                 Wakes::All => {}
             }
         }
-        let starts = event.take_starts();
-        starts.into_iter().for_each(|(mode, requester_id)| self.add_requester(mode, requester_id, None));
         self.forget_requesters();
         outcome
     }

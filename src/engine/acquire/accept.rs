@@ -39,7 +39,7 @@ impl Acquisition {
             biased;
             taken = self.accept(held) => taken,
             given_up = unrenewed(&engine, limit) => {
-                // Nobody else is inside, so the server is silent.
+                // No other process keeps this acquisition out, so the server is silent.
                 let silence = SideOutage::new(now, Some(Arc::new(Silence)));
                 Ok(Taken::GivesUp(Box::new(GivesUp { outage: Some(silence), ..given_up })))
             }

@@ -131,7 +131,8 @@ impl Impatience {
             if now < late {
                 return ControlFlow::Continue(late);
             }
-            if self.last_served().is_none_or(|served| served < limit) {
+            // After an answer, an outage would be known by now, unless the task that has sent the copy is not polled.
+            if awaits == Awaits::FirstAnswer && self.last_served().is_none_or(|served| served < limit) {
                 return ControlFlow::Break(WaitEnd::Silence);
             }
         }

@@ -20,7 +20,7 @@ use crate::engine::{Engine, Held, in_runtime};
 use crate::lock::shares::ShareRequest;
 use crate::lock::side::{OutageStage, SideOutage, WaiterId};
 use crate::lock::wait::FirstGrant;
-use crate::lock::wait::{Handed, WaitEntry, Wake};
+use crate::lock::wait::{Handed, RequesterEntry, WaitEntry, Wake};
 use crate::store::{Failure, Mode};
 
 /// Time after which the log names a waiter whose own task holds the lock, at the earliest.
@@ -57,6 +57,8 @@ pub(super) enum Entered {
 
 /// Reason for which a waiter is woken.
 pub(super) enum LocalSignal {
+    /// Its task is the requester of its side from now on.
+    Requests(RequesterEntry),
     /// The server has granted a request that the task of this waiter has sent.
     Granted(Held),
     Handed(Box<HandedHold>),
@@ -160,7 +162,7 @@ fn join_own(engine: &Arc<Engine>, key: &Key, wants: ShareRequest, mode: Mode, no
 }
 
 impl LocalWaiter {
-    /// Returns true if its task has to send the first copy of a request.
+    /// Returns true if its task is the requester of its side, and has not begun.
     pub(super) fn is_requester(&self) -> bool {
         self.entry.as_ref().is_some_and(WaitEntry::is_requester)
     }
@@ -175,7 +177,7 @@ impl LocalWaiter {
         loop {
             let entry = self.entry.as_ref().expect("present until it has a share");
             match entry.poll_wake(looks.known, cx) {
-                Poll::Ready(Some(wake)) => return Poll::Ready(Ok(self.signal_of(wake))),
+                Poll::Ready(Some(wake)) => return Poll::Ready(Ok(self.signal_of(entry, wake))),
                 Poll::Ready(None) => {}
                 Poll::Pending => ready!(self.poll_timer(looks, cx)),
             }
@@ -190,8 +192,9 @@ impl LocalWaiter {
         }
     }
 
-    fn signal_of(&self, wake: Wake) -> LocalSignal {
+    fn signal_of(&self, entry: &WaitEntry, wake: Wake) -> LocalSignal {
         match wake {
+            Wake::Requests(requester_id) => LocalSignal::Requests(entry.requester(requester_id)),
             Wake::Handed(Handed { hold, share_id, grant }) => {
                 let held = Held::new(&self.engine, hold, share_id);
                 LocalSignal::Handed(Box::new(HandedHold { held, grant }))

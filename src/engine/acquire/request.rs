@@ -1,8 +1,8 @@
 //! The requester of one side of a lock sends the copies of the side's request to the server, until the server grants the
 //! lock or no waiter is left.
 //!
-//! The first copy is a part of the acquisition that found the side idle, and runs in its task. If the answer is no grant, the
-//! requester goes on in the background. So a waiter that no task polls keeps no other waiter of its process waiting.
+//! The requester is a part of the first waiter's acquisition, and runs in its task. So a grant, or the notification of one, is
+//! in the task that wants it. If no task polls the acquisition, the next waiter of its process goes on.
 
 mod plausible;
 mod recheck;
@@ -33,7 +33,7 @@ use crate::lock::side::{LastRefusal, NextStep, Pending, RequesterSignal, SideOut
 use crate::lock::wait::{Begun, Installed, RequesterEntry};
 use crate::store::{AcquireRequest, Acquired, Answered, Attempt, Failure, Granted, IfTaken, Mode, Subscription};
 
-use rest::{Pause, Rested};
+use rest::Pause;
 
 /// Time for which a try keeps its place in the queue after it has stopped to wait for replies to its recall. In this time its
 /// claim reaches the server.
@@ -50,8 +50,8 @@ enum Notifications {
     Subscribed(Subscription),
 }
 
-/// Requester of one side of a lock. Its drop ends it. The background then starts another one if waiters are left, and withdraws
-/// the request otherwise.
+/// Requester of one side of a lock. Its drop ends it. The first waiter that is left then goes on. Without one, the drop withdraws
+/// the request.
 pub(super) struct Requesting {
     engine: Arc<Engine>,
     key: Arc<Key>,
@@ -105,16 +105,6 @@ pub(super) enum Rest {
     Backoff(Duration),
 }
 
-/// Starts a requester in the background, for waiters that need one.
-pub(in crate::engine) fn start(engine: Engine, entry: RequesterEntry) {
-    let engine = Arc::new(engine);
-    let runtime = engine.background.runtime();
-    // Without a runtime the requester is dropped, and a driver with a runtime starts the next one.
-    if !engine.closing.is_closed() {
-        runtime.spawn(Requesting::new(&engine, entry).run(None));
-    }
-}
-
 impl Requesting {
     pub(super) fn new(engine: &Arc<Engine>, entry: RequesterEntry) -> Self {
         let (key, mode) = (Arc::clone(entry.key()), entry.mode());
@@ -140,46 +130,27 @@ impl Requesting {
         }
     }
 
-    /// Repeats a copy after a pause, until one has a usable answer.
-    pub(super) async fn step_until_answered(&mut self, mut pause: Duration) -> CopyOutcome {
-        loop {
-            tokio::time::sleep(pause).await;
-            match self.step_in_sight().await {
-                CopyOutcome::Rests(Rest::Backoff(next)) => pause = next,
-                outcome => return outcome,
-            }
-        }
+    /// Goes on in an outage that an earlier requester of the side has seen.
+    pub(super) fn after(mut self, outage: Option<SideOutage>) -> Self {
+        self.silent_since = outage.map_or(self.silent_since, |outage| outage.since);
+        self
     }
 
-    /// Goes on in the background, which sends the further copies.
-    pub(super) fn move_to_background(self, rest: Rest) {
-        if self.entry.as_ref().is_some_and(RequesterEntry::move_to_background) {
-            let engine = Arc::clone(&self.engine);
-            engine.background.runtime().spawn(self.run(Some(rest)));
-        }
-    }
-
-    /// Sends copies until the side needs this requester no more.
-    async fn run(mut self, mut rest: Option<Rest>) {
-        loop {
-            let Some(signals) = self.entry.clone() else { return };
-            if let Some(rest) = rest.take() {
-                let signal = poll_fn(|cx| signals.poll_signal(cx));
-                tokio::select! {
-                    biased;
-                    signal = signal => match signal {
-                        RequesterSignal::Stop => return,
-                        RequesterSignal::AskAtOnce => {}
-                    },
-                    rested = self.rest(rest) => match rested {
-                        Rested::AskAgain => {}
-                        Rested::Over => return,
-                    },
-                }
+    /// Rests, and sends further copies, until the side needs this requester no more.
+    pub(super) async fn go_on(&mut self, mut rest: Rest) {
+        while let Some(signals) = self.entry.clone() {
+            let signal = poll_fn(|cx| signals.poll_signal(cx));
+            tokio::select! {
+                biased;
+                signal = signal => match signal {
+                    RequesterSignal::Stop => return,
+                    RequesterSignal::AskAtOnce => {}
+                },
+                () = self.rest(rest) => {}
             }
             rest = match self.step_in_sight().await {
-                CopyOutcome::Rests(next) => Some(next),
-                // A share for the task of a waiter is no result of a copy that the background has sent.
+                CopyOutcome::Rests(next) => next,
+                // After an answer, the share of a grant waits in the cell for the task of its waiter.
                 CopyOutcome::Over | CopyOutcome::Granted(_) => return,
             };
         }
@@ -242,18 +213,14 @@ impl Requesting {
         // Counted before the check, so that the check sees `close`, or `close` waits for this copy.
         let counted = engine.releases.begin_unsettled();
         engine.check_open(&self.key).ok()?;
-        let mut is_new = false;
-        let Begun { id, terms, is_first } = entry.begin_attempt(|| {
-            is_new = true;
-            Pending::new(engine.next_id())
-        })?;
+        let Begun { id, terms, is_first } = entry.begin_attempt(|| Pending::new(engine.next_id()))?;
         if is_first {
             counted.leave_to_cell();
         }
         // A process that caches holds expects that others do, too. So a try subscribes and recalls at once.
         // A try that has a place in the queue repeats its request in a form that keeps the place until it is withdrawn.
         let recalls = !terms.waits && (self.recalls_until.is_some() || terms.is_recorded || engine.can_cache());
-        if (is_new && terms.waits || recalls) && matches!(self.notifications, Notifications::Unwanted) {
+        if (terms.waits || recalls) && matches!(self.notifications, Notifications::Unwanted) {
             let scheme = engine.scheme.notifications();
             let warm = scheme.and_then(|scheme| scheme.subscribe_if_live(&self.key, &engine.manager_id));
             self.notifications = warm.map_or(Notifications::Unwanted, Notifications::Subscribed);
@@ -317,9 +284,7 @@ impl Requesting {
         if step == NextStep::AskSoon {
             self.on_answer(now);
             self.begin_anew();
-            self.fail_late_tries(answer.sent, now);
-            // The answer brought the server's time, so the next request has a better limit.
-            return CopyOutcome::Rests(Rest::Backoff(self.backoff.pause(Jitter::draw())));
+            return self.on_late(answer.sent, now);
         }
         (self.late_since, self.no_majority) = (None, None);
         let ends_tries = self.note_refusal(answer, now);
@@ -331,7 +296,6 @@ impl Requesting {
                 return CopyOutcome::Over;
             }
         }
-        // Before the requester moves to the background, because the notification may come at once.
         self.subscribe();
         match step {
             NextStep::AwaitTurn { retry_in } => {
@@ -360,9 +324,10 @@ impl Requesting {
         *self.recalls_until.get_or_insert(until) <= now
     }
 
-    /// Fails the tries if requests were late for twice the response timeout, although the server answers. If some of them
+    /// Rests after a request that came too late. Fails the tries if requests were late for twice the response timeout, although the
+    /// server answers. If some of them
     /// found no majority of masters that may vote, the others met the releases of those, and that failure tells more.
-    fn fail_late_tries(&mut self, sent: Moment, now: Moment) {
+    fn on_late(&mut self, sent: Moment, now: Moment) -> CopyOutcome {
         let waited = now.since(*self.late_since.get_or_insert(sent));
         if waited >= self.engine.options().response_timeout * 2
             && let Some(entry) = &self.entry
@@ -370,6 +335,8 @@ impl Requesting {
             let source = self.no_majority.take().unwrap_or_else(|| Arc::new(AlwaysLate));
             entry.fail_waiters(Failure::NotDone { source: Some(source) }, now);
         }
+        // The answer brought the server's time, so the next request has a better limit.
+        CopyOutcome::Rests(Rest::Backoff(self.backoff.pause(Jitter::draw())))
     }
 
     /// Records that the server answers.
@@ -503,7 +470,8 @@ impl Drop for Requesting {
     fn drop(&mut self) {
         let Some(entry) = self.entry.take() else { return };
         if self.engine.is_copied() {
-            std::mem::forget(entry);
+            // Their mutexes may have been copied while a thread of the parent process held them.
+            std::mem::forget((entry, std::mem::take(&mut self.notifications)));
             return;
         }
         if let Some(pending) = entry.end(self.engine.now()) {

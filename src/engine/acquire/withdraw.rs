@@ -34,8 +34,6 @@ pub(super) enum Withdrawn {
 /// Request and share that an acquisition leaves when it ends without a guard.
 pub(super) struct Left {
     pending: Option<Pending>,
-    /// True if the background has sent the newest copy of the request.
-    by_background: bool,
     handed: Option<(Arc<Hold>, ShareId)>,
     /// Moment until which the server may have something of an earlier request of the side.
     earlier_until: Option<Moment>,
@@ -53,23 +51,13 @@ impl LocalWaiter {
             }
             Some(pending)
         });
-        let (by_background, handed) = (leaving.by_background, leaving.handed);
-        Some(Left { pending, by_background, handed, earlier_until: leaving.earlier_until })
+        Some(Left { pending, handed: leaving.handed, earlier_until: leaving.earlier_until })
     }
 
     /// Withdraws the request and releases the share in the background.
     fn give_back(&self, left: Left) {
-        match left.pending {
-            // On the connection of the copy, so that the release arrives after it.
-            Some(pending) if left.by_background => {
-                cancel_with(&self.engine, &self.key, pending, |release| {
-                    self.engine.releases.in_background(release, None);
-                });
-            }
-            Some(pending) => {
-                cancel(&self.engine, &self.key, pending);
-            }
-            None => {}
+        if let Some(pending) = left.pending {
+            cancel(&self.engine, &self.key, pending);
         }
         if let Some((hold, share_id)) = left.handed {
             drop(Held::new(&self.engine, hold, share_id));
@@ -92,12 +80,7 @@ impl LocalWaiter {
 }
 
 /// Withdraws a request in the background. Returns the moment until which the server may have a hold or a place of it.
-pub(super) fn cancel(engine: &Engine, key: &Arc<Key>, pending: Pending) -> Option<Moment> {
-    cancel_with(engine, key, pending, |release| engine.releases.take_back_from_here(release, engine.now()))
-}
-
-/// Withdraws a request by a release that `send` sends. Otherwise as [`cancel`].
-fn cancel_with(engine: &Engine, key: &Arc<Key>, mut pending: Pending, send: impl FnOnce(Release)) -> Option<Moment> {
+pub(super) fn cancel(engine: &Engine, key: &Arc<Key>, mut pending: Pending) -> Option<Moment> {
     // Declared first, so that the release is counted before the request stops to count.
     let _unsettled = engine.releases.unsettled_of(&mut pending);
     if pending.is_unknown_to_server() {
@@ -105,7 +88,7 @@ fn cancel_with(engine: &Engine, key: &Arc<Key>, mut pending: Pending, send: impl
     }
     let release = release_of(engine, key, &pending);
     let server_until = release.server_until;
-    send(release);
+    engine.releases.take_back_from_here(release, engine.now());
     Some(server_until)
 }
 

@@ -66,7 +66,7 @@ impl<H: InRenewalQueue> State<H> {
             Some(HandedShare { hold: handle, share_id, grant: None })
         });
         let Some(handed) = handed else { return false };
-        self.wait_queue().hand_write(waiter_id, handed, event);
+        self.wait_queue().hand(waiter_id, handed, event);
         true
     }
 

@@ -103,8 +103,10 @@ impl<H: InRenewalQueue> State<H> {
     ) -> (GrantOutcome<H>, Option<Pending>) {
         let mode = granted.granting.mode;
         let side = self.side(mode);
-        let carried_by = side.requester_of(requester_id).map(|requester| requester.carried_by);
-        let (Some(carried_by), Some(pending)) = (carried_by, &mut side.pending) else {
+        // After the first answer, a task that waits takes its share as others do.
+        let takes_at_once = !side.is_answered();
+        let carrier = side.requester_of(requester_id).map(|requester| requester.carrier);
+        let (Some(carrier), Some(pending)) = (carrier, &mut side.pending) else {
             return (GrantOutcome::NotMine, None);
         };
         if let Some(sent) = granted.answers() {
@@ -124,7 +126,7 @@ impl<H: InRenewalQueue> State<H> {
             Patience::Wait if asks_enough => granted.enough_until(event.max_clock_skew),
             Patience::Wait => Moment::START,
         };
-        let takes_at_once = event.now <= enough_until && carried_by == Some(first);
+        let takes_at_once = takes_at_once && event.now <= enough_until && carrier == first;
         let share = wants.from(granted.answers().unwrap_or(event.now));
         granted.share = share;
         if self.is_overtaken(&granted.granting) {
@@ -161,7 +163,7 @@ impl<H: InRenewalQueue> State<H> {
             return Err(handed);
         }
         let wants = side.first_waiter().map(|(_, waiter)| waiter.wants);
-        // The copies under way are in doubt. Without a requester, an effect starts another one for the other waiters.
+        // The copies under way are in doubt. Other waiters need another requester.
         side.end_requests(event);
         let number = handed.hold.number();
         if let Some(wants) = wants {
@@ -185,10 +187,7 @@ impl<H: InRenewalQueue> State<H> {
         let first = side.pop_first();
         let pending = side.on_seated(event);
         if let (Some(first), Some(handed)) = (first, handed) {
-            match mode {
-                Mode::Read => queue.hand(first.0, handed, event),
-                Mode::Write => queue.hand_write(first.0, handed, event),
-            }
+            queue.hand(first.0, handed, event);
         }
         pending
     }
@@ -270,7 +269,7 @@ impl<H: InRenewalQueue> State<H> {
             && let Some(wait_queue) = self.wait_queue.as_deref_mut()
             && let Some((first, _)) = wait_queue.writes.pop_first()
         {
-            wait_queue.hand_write(first, HandedShare { hold, share_id, grant: None }, event);
+            wait_queue.hand(first, HandedShare { hold, share_id, grant: None }, event);
         }
         removed
     }

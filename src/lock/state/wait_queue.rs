@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::base::lease::{FencingToken, Moment};
 use crate::base::mode::Mode;
@@ -11,15 +10,13 @@ use crate::lock::shares::{Share, ShareId};
 use crate::lock::side::{LastRefusal, Side, WaiterId};
 
 /// Acquisitions that have no share yet. Each is in at most one place: it waits on its side, or it was refused there, or it has a
-/// share to take. One that is in none has given up its place.
+/// share to take. One that is in none has given up its place, or its future has the share.
 #[derive(Clone, Hash, Debug)]
 pub(super) struct WaitQueue<H> {
     pub(super) reads: Side,
     pub(super) writes: Side,
     /// Shares that were handed to waiters and have not been taken yet.
     pub(super) handed: BTreeMap<WaiterId, HandedShare<H>>,
-    /// Writer that was handed a hold last, and the moment from which the next waiter gets the hold.
-    untaken_write: Option<(WaiterId, Moment)>,
     /// Last token of the holds that ended while the queue had waiters.
     pub(super) newest: Option<FencingToken>,
 }
@@ -46,14 +43,10 @@ pub(crate) struct FirstGrant {
     pub(crate) refusal: Option<LastRefusal>,
 }
 
-/// Time in which a writer has to take a hold before the next one gets it. A task is polled within this time, except on a machine
-/// with far too much work.
-const TAKE_WITHIN: Duration = Duration::from_secs(1);
-
 impl<H> Default for WaitQueue<H> {
     fn default() -> Self {
         let (reads, writes) = (Side::default(), Side::default());
-        Self { reads, writes, handed: BTreeMap::new(), untaken_write: None, newest: None }
+        Self { reads, writes, handed: BTreeMap::new(), newest: None }
     }
 }
 
@@ -85,23 +78,5 @@ impl<H> WaitQueue<H> {
     pub(super) fn hand(&mut self, waiter_id: WaiterId, share: HandedShare<H>, event: &mut Event<'_>) {
         self.handed.insert(waiter_id, share);
         event.wake(waiter_id);
-    }
-
-    /// Hands a share to a writer, and wakes its task. If the writer does not take it in time, the next waiter gets it.
-    pub(super) fn hand_write(&mut self, waiter_id: WaiterId, share: HandedShare<H>, event: &mut Event<'_>) {
-        self.untaken_write = Some((waiter_id, event.now.after(TAKE_WITHIN)));
-        self.hand(waiter_id, share, event);
-    }
-
-    /// Returns the moment from which the next writer gets a hold that another one was handed.
-    pub(super) fn pass_on_at(&self) -> Option<Moment> {
-        let (waiter_id, take_by) = self.untaken_write?;
-        (self.writes.has_waiters() && self.handed.contains_key(&waiter_id)).then_some(take_by)
-    }
-
-    /// Returns the writer that has not taken its hold in time. Later calls return `None`.
-    pub(super) fn overdue_writer(&mut self, now: Moment) -> Option<WaiterId> {
-        self.pass_on_at().filter(|at| *at <= now)?;
-        self.untaken_write.take().map(|(waiter_id, _)| waiter_id)
     }
 }

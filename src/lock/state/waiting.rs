@@ -69,7 +69,7 @@ impl<H: InRenewalQueue> State<H> {
         side.wait(waiter_id, waiter);
         if asks {
             let requester_id = self.waiter_id();
-            self.side(mode).begin_requests(requester_id, Some(waiter_id), event);
+            self.side(mode).begin_here(requester_id, waiter_id, event);
             return EnteredWaiter { waiter_id, requester_id: Some(requester_id) };
         }
         if patience == Patience::AskOnce {
@@ -82,6 +82,10 @@ impl<H: InRenewalQueue> State<H> {
     /// Returns the reason for which a waiter is woken, if there is one.
     pub(in crate::lock) fn take_signal(&mut self, mode: Mode, waiter_id: WaiterId) -> Option<WakeReason<H>> {
         let Some(queue) = self.wait_queue.as_deref_mut() else { return Some(WakeReason::PlaceLost) };
+        // Comes before a share, because a requester that no waiter needs has to withdraw the request.
+        if let Some(requester_id) = queue.side_mut(mode).take_requester(waiter_id) {
+            return Some(WakeReason::Requests(requester_id));
+        }
         if let Some(handed) = queue.handed.remove(&waiter_id) {
             if queue.is_empty() {
                 self.wait_queue = None;
@@ -153,12 +157,6 @@ impl<H: InRenewalQueue> State<H> {
     /// requester any more.
     pub(in crate::lock) fn note_asks(&mut self, mode: Mode, requester_id: WaiterId) -> bool {
         self.present_side(mode).is_some_and(|side| side.note_asks(requester_id))
-    }
-
-    /// Records that a task of the background is the requester from now on. Returns false if another task is it.
-    pub(in crate::lock) fn move_requester(&mut self, mode: Mode, requester_id: WaiterId) -> bool {
-        let requester = self.requester(mode, requester_id);
-        requester.map(|requester| requester.carried_by = None).is_some()
     }
 
     /// Records until when the server may have something of an earlier request of the side.
@@ -243,8 +241,7 @@ impl<H: InRenewalQueue> State<H> {
         self.side(mode).awaits(will_ask)
     }
 
-    /// Looks for tasks that were not polled in time. Ends their requesters: the background then starts others, which continue
-    /// the requests. Passes on the write hold that one of them has been handed.
+    /// Looks for tasks that were not polled in time. Ends their requesters: the next waiters continue the requests.
     pub(in crate::lock) fn on_stalled(&mut self, event: &mut CellEvent<'_, H>) {
         if self.looks_at.is_some_and(|at| at > event.now) {
             return; // a later check is planned
@@ -255,29 +252,10 @@ impl<H: InRenewalQueue> State<H> {
                 self.side(mode).end_if_stalled(event);
             }
         }
-        self.pass_on(event);
-    }
-
-    /// Passes a write hold on to the next waiter, if the one that was handed it has not taken it in time. That one gives up its
-    /// place. The hold ends if the next waiter does not take it either.
-    fn pass_on(&mut self, event: &mut CellEvent<'_, H>) {
-        let Some(queue) = self.wait_queue.as_deref_mut() else { return };
-        let Some(overdue) = queue.overdue_writer(event.now) else { return };
-        let (Some(share), Some((_, next))) = (queue.handed.get(&overdue), queue.writes.first_waiter()) else { return };
-        let (number, share_id, wanted) = (share.hold.number(), share.share_id, next.wants);
-        if !self.change(number, event, |record, event| record.hand_to(share_id, wanted, event)) {
-            return;
-        }
-        let queue = self.wait_queue();
-        if let (Some(mut share), Some((next, _))) = (queue.handed.remove(&overdue), queue.writes.pop_first()) {
-            // The grant had enough time for the other one, and when it came.
-            share.grant.iter_mut().for_each(|grant| grant.enough_until = Moment::START);
-            queue.hand(next, share, event);
-        }
     }
 
     /// Ends a requester. Returns the request if no waiter is left that needs it, and the caller withdraws it. Otherwise the
-    /// background starts another requester.
+    /// first waiter continues it.
     pub(in crate::lock) fn end_requester(
         &mut self,
         mode: Mode,
@@ -307,12 +285,10 @@ impl<H: InRenewalQueue> State<H> {
         let side = queue.side_mut(mode);
         side.refused.remove(&waiter_id);
         side.stop_waiting(waiter_id);
-        let by_background = side.requester().is_some_and(|requester| requester.carried_by.is_none());
-        let is_carrier = side.requester().is_some_and(|requester| requester.carried_by == Some(waiter_id));
-        if is_carrier || !side.has_waiters() {
+        if !side.has_waiters() {
             side.end_requests(event);
         }
         let earlier_until = side.earlier_until;
-        LeftEntry { pending: self.take_unneeded(mode), by_background, handed, earlier_until }
+        LeftEntry { pending: self.take_unneeded(mode), handed, earlier_until }
     }
 }

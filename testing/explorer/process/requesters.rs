@@ -6,13 +6,21 @@ impl Process {
     /// Returns the sides whose requesters may ask again before the next tick.
     pub fn pausing_sides(&self) -> impl Iterator<Item = Mode> {
         let pauses = |ask: &Ask| matches!(ask, Ask::Pauses { is_queued: false } | Ask::RechecksLater);
-        self.requesters.iter().filter(move |requester| pauses(&requester.ask)).map(|requester| requester.mode)
+        let pauses = move |requester: &&ExploredRequester| self.polls(requester) && pauses(&requester.ask);
+        self.requesters.iter().filter(pauses).map(|requester| requester.mode)
+    }
+
+    /// Returns true if the future of the requester is polled.
+    fn polls(&self, requester: &ExploredRequester) -> bool {
+        let mut tasks = self.tasks.iter();
+        tasks.any(|task| task.waiter_id == requester.carrier && !task.is_asleep)
     }
 
     /// Returns the first waiters of the sides in the queue of the server that no answer is on its way to, with their slots.
     pub fn queued(&self) -> Vec<(WaiterId, Slot)> {
         let mut state = self.state.clone();
-        let queued = |requester: &&ExploredRequester| requester.ask == (Ask::Pauses { is_queued: true });
+        let is_queued = |requester: &ExploredRequester| requester.ask == (Ask::Pauses { is_queued: true });
+        let queued = |requester: &&ExploredRequester| self.polls(requester) && is_queued(requester);
         let slot = |requester: &ExploredRequester| {
             let first = state.side(requester.mode).first_waiter()?.0;
             let slot = slot_of(&state.side(requester.mode).pending.as_ref()?.id);
@@ -43,10 +51,9 @@ impl Driver<'_> {
         self.process.requesters.iter_mut().find(|requester| requester.mode == mode)
     }
 
-    pub fn add_requester(&mut self, mode: Mode, requester_id: WaiterId, carried_by: Option<WaiterId>) {
+    pub fn add_requester(&mut self, mode: Mode, requester_id: WaiterId, carrier: WaiterId) {
         let ask = Ask::First;
-        let requester =
-            ExploredRequester { requester_id, mode, carried_by, recalls_until: None, was_woken: false, ask };
+        let requester = ExploredRequester { requester_id, mode, carrier, recalls_until: None, was_woken: false, ask };
         self.process.requesters.push(requester);
         self.process.requesters.sort_by_key(|requester| requester.mode == Mode::Write);
     }
@@ -75,12 +82,6 @@ impl Driver<'_> {
         }
     }
 
-    /// Returns true if the future of the requester is polled.
-    fn is_polled(&self, requester: &ExploredRequester) -> bool {
-        let carrier = |task: &&ExploredTask| Some(task.waiter_id) == requester.carried_by;
-        self.process.tasks.iter().find(carrier).is_none_or(|task| !task.is_asleep)
-    }
-
     /// Returns true if an answer is for a requester whose future is not polled.
     pub fn is_for_sleeper(&self, purpose: Purpose) -> bool {
         let mode = match purpose {
@@ -89,7 +90,7 @@ impl Driver<'_> {
             Purpose::Convert { .. } | Purpose::Renew { .. } | Purpose::Leave { .. } => return false,
         };
         let mut requesters = self.process.requesters.iter();
-        requesters.any(|requester| requester.mode == mode && !self.is_polled(requester))
+        requesters.any(|requester| requester.mode == mode && !self.process.polls(requester))
     }
 
     /// Returns true if the requester of this side has recalled a hold.
@@ -101,7 +102,7 @@ impl Driver<'_> {
     /// Polls the requester of a side. Returns true if it has done something.
     pub fn poll_requester(&mut self, mode: Mode) -> bool {
         let Some(requester) = self.requester(mode).map(|requester| requester.clone()) else { return false };
-        if !self.is_polled(&requester) {
+        if !self.process.polls(&requester) {
             return false;
         }
         let poll_deadline = self.now().after(self.rules.poll_within);
@@ -180,7 +181,6 @@ impl Driver<'_> {
             let new_hold = self.new_hold((slot, mode), granted, (sent, HOLD_LEASE), Some(cache));
             return self.on_grant(mode, slot, new_hold);
         }
-        self.move_to_background(mode);
         self.set_ask(mode, Ask::Pauses { is_queued: false });
         let blunder = self.process.blunder;
         if let Some(pending) = self.process.state.end_attempt(mode, requester_id) {
@@ -201,14 +201,6 @@ impl Driver<'_> {
         if let NextStep::AwaitTurn { .. } = NextStep::after(&answer.value) {
             self.set_ask(mode, Ask::Pauses { is_queued: true });
         }
-    }
-
-    /// The first answer was no grant, so a task of the background goes on.
-    fn move_to_background(&mut self, mode: Mode) {
-        let Some(requester) = self.requester(mode) else { return };
-        requester.carried_by = None;
-        let requester_id = requester.requester_id;
-        self.process.state.move_requester(mode, requester_id);
     }
 
     /// Returns true if a refusal ends the tries: no recalled holder may still reply.
@@ -240,8 +232,9 @@ impl Driver<'_> {
 
     /// Returns true if the requester of this side waits for notifications under this slot.
     fn awaits_as(&mut self, mode: Mode, slot: Slot) -> bool {
-        let awaits = |requester: &mut ExploredRequester| requester.ask == (Ask::Pauses { is_queued: true });
-        self.requester(mode).is_some_and(awaits) && self.process.state.pending_id(mode) == Some(&id_of(slot))
+        let Some(requester) = self.requester(mode).map(|requester| requester.clone()) else { return false };
+        let awaits = requester.ask == (Ask::Pauses { is_queued: true }) && self.process.polls(&requester);
+        awaits && self.process.state.pending_id(mode) == Some(&id_of(slot))
     }
 
     pub fn on_notice(&mut self, slot: Slot, grant: Option<HeardGrant>) {
@@ -269,7 +262,7 @@ impl Driver<'_> {
 
     fn on_grant(&mut self, mode: Mode, slot: Slot, new_hold: NewHold) {
         let Some(requester) = self.requester(mode).map(|requester| requester.clone()) else { return };
-        let ExploredRequester { requester_id, carried_by, .. } = requester;
+        let ExploredRequester { requester_id, carrier, .. } = requester;
         let make = |number, _| Arc::new(ExploredHold(number));
         let (outcome, _) = self.event(|state, event| state.on_grant(make, requester_id, new_hold, event));
         match outcome {
@@ -277,14 +270,13 @@ impl Driver<'_> {
                 let hold = hold.number();
                 self.note_new_hold(hold, slot);
                 if let Some(share_id) = share_id {
-                    let carrier = self.numbers().find(|task| Some(self.task(*task).waiter_id) == carried_by);
-                    self.seat(carrier.expect("its task has asked"), hold, share_id, share_id.token);
+                    let task = self.numbers().find(|task| self.task(*task).waiter_id == carrier);
+                    self.seat(task.expect("it has asked"), hold, share_id, share_id.token);
                 }
             }
             GrantOutcome::Over => {
                 let pending = self.process.state.give_up_pending(mode, requester_id);
                 pending.iter().for_each(|pending| self.take_back(pending));
-                self.move_to_background(mode);
                 self.set_ask(mode, Ask::Pauses { is_queued: false });
             }
             GrantOutcome::NotMine => self.end_requester(&requester),
@@ -329,7 +321,6 @@ impl Driver<'_> {
         let (hold, share_id) = (*hold, *share_id);
         let attempt = self.attempt(sent, reply);
         self.record(hold).copies_mut().resolve(&attempt);
-        self.move_to_background(Mode::Read);
         self.set_ask(Mode::Read, Ask::RechecksLater);
         match attempt.map(|answer| answer.value) {
             Ok(Acquired::Granted(granted)) if granted.token == self.record(hold).token() => {
@@ -370,9 +361,11 @@ impl Driver<'_> {
     /// Does what the timers of the requesters do at a tick.
     pub fn requesters_ask_again(&mut self) {
         let sends_no_heartbeat = self.has(Blunder::NeverAsksAgain);
-        for requester in &mut self.process.requesters {
-            if !(sends_no_heartbeat && requester.ask == (Ask::Pauses { is_queued: true })) {
-                requester.ask = after_pause(requester.ask.clone());
+        for mode in [Mode::Read, Mode::Write] {
+            let Some(requester) = self.requester(mode).map(|requester| requester.clone()) else { continue };
+            let rests_on = sends_no_heartbeat && requester.ask == (Ask::Pauses { is_queued: true });
+            if self.process.polls(&requester) && !rests_on {
+                self.set_ask(mode, after_pause(requester.ask));
             }
         }
     }

@@ -39,6 +39,7 @@ impl Driver<'_> {
                     self.out.broken = Some(Broken::NotWoken);
                 }
                 match reason {
+                    WakeReason::Requests(requester_id) => self.add_requester(mode, requester_id, waiter_id),
                     WakeReason::Handed(handed) => self.take_handed(number, &handed),
                     WakeReason::Denied => {
                         self.task(number).stage = Stage::Over;

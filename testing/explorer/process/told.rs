@@ -81,7 +81,7 @@ impl Driver<'_> {
         let Some(EnteredWaiter { waiter_id, requester_id }) = entered else { return };
         task.waiter_id = waiter_id;
         let mode = task.mode;
-        requester_id.into_iter().for_each(|id| self.add_requester(mode, id, Some(waiter_id)));
+        requester_id.into_iter().for_each(|id| self.add_requester(mode, id, waiter_id));
     }
 
     /// Ends the acquisition of a task whose future is dropped or has got its answer.

@@ -191,10 +191,10 @@ fn try_is_not_shut_out_by_a_hold_that_is_given_up() {
         let holder = cached(mode, 8);
         holder.recall(FIRST);
         assert!(holder.is_given_up());
-        let entry = try_enter(&holder.table, Write).expect("no guard is inside");
+        let mut entry = try_enter(&holder.table, Write).expect("no guard is inside");
         holder.table.on_end(&holder.hold);
         // While the process has a write hold, its writers do not ask.
-        assert!(entry.is_requester() || sends(&started(&holder.table), 2).is_some());
+        assert!(entry.is_requester() || sends(&asked(&mut entry), 2).is_some());
     }
     let holder = granted(Write, 8);
     assert!(try_enter(&holder.table, Read).is_none(), "a guard is inside");

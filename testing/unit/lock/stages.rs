@@ -10,15 +10,17 @@ use crate::lock::side::{NextStep, Patience, SideOutage};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AcquisitionStage {
     SendsFirst,
-    WaitsForAnswer,
+    SendsAgain,
+    WaitsBehind,
     WaitsForGuard,
     HasShare,
     IsFailed,
 }
 
-const STAGES: [(AcquisitionStage, &str); 5] = [
+const STAGES: [(AcquisitionStage, &str); 6] = [
     (AcquisitionStage::SendsFirst, "waits, and its task sends the first copy"),
-    (AcquisitionStage::WaitsForAnswer, "waits, and the background sends the copies"),
+    (AcquisitionStage::SendsAgain, "waits, and its task sends further copies"),
+    (AcquisitionStage::WaitsBehind, "waits, and the task of another sends the copies"),
     (AcquisitionStage::WaitsForGuard, "waits for the write guard of the process"),
     (AcquisitionStage::HasShare, "has a share, and has not looked"),
     (AcquisitionStage::IsFailed, "has failed, and has not looked"),
@@ -51,39 +53,44 @@ const EVENTS: [(StageEvent, &str); 9] = [
 
 const REQUEST: u64 = 1;
 
-/// An acquisition in one stage, with the requester and the guard that the stage has.
+/// An acquisition in one stage, with the other waiters, the requester and the guard that the stage has.
 struct StagedAcquisition {
     table: Arc<Table>,
     subject: WaitEntry,
+    others: Vec<WaitEntry>,
     requester: Option<RequesterEntry>,
     guard: Option<(Arc<Hold>, ShareId)>,
 }
 
 impl StagedAcquisition {
-    fn at(stage: AcquisitionStage, patience: Patience) -> Self {
+    /// Returns `None` if no such acquisition can be in this stage.
+    fn at(stage: AcquisitionStage, patience: Patience) -> Option<Self> {
         let table = table();
+        let mut others = Vec::new();
         if matches!(stage, AcquisitionStage::WaitsForGuard | AcquisitionStage::HasShare) {
-            return Self::behind_guard(table, stage);
+            return Some(Self::behind_guard(table, stage));
+        }
+        if stage == AcquisitionStage::WaitsBehind {
+            others.push(enter(&table, Write));
         }
         let mut subject = match patience {
             Patience::Wait => enter(&table, Write),
-            Patience::AskOnce => try_enter(&table, Write).expect("no task of the process is in the way"),
+            Patience::AskOnce => try_enter(&table, Write)?,
         };
-        let requester = carried(&mut subject);
+        let requester = carried(others.first_mut().unwrap_or(&mut subject));
         sends(&requester, REQUEST);
         match stage {
-            AcquisitionStage::WaitsForAnswer => {
+            AcquisitionStage::SendsAgain => {
                 answers(&requester, queued());
-                assert!(requester.move_to_background());
                 sends(&requester, REQUEST);
             }
             AcquisitionStage::IsFailed => {
                 requester.fail_waiters(unreplicated(), now());
-                return Self { table, subject, requester: None, guard: None };
+                return Some(Self { table, subject, others, requester: None, guard: None });
             }
             _ => {}
         }
-        Self { table, subject, requester: Some(requester), guard: None }
+        Some(Self { table, subject, others, requester: Some(requester), guard: None })
     }
 
     fn behind_guard(table: Arc<Table>, stage: AcquisitionStage) -> Self {
@@ -93,15 +100,15 @@ impl StagedAcquisition {
             remove(&hold, share_id);
         }
         let guard = (stage == AcquisitionStage::WaitsForGuard).then_some((hold, share_id));
-        Self { table, subject, requester: None, guard }
+        Self { table, subject, others: Vec::new(), requester: None, guard }
     }
 
     /// Applies an event. Returns `None` if the event cannot come in this stage.
     fn after(mut self, event: StageEvent) -> Option<String> {
         match event {
-            StageEvent::OwnEnd => return Some(self.end()),
+            StageEvent::OwnEnd => return self.others.is_empty().then(|| self.end()),
             StageEvent::OwnEndBeforeOthers => {
-                enter(&self.table, Write);
+                self.others.push(enter(&self.table, Write));
                 return Some(self.end());
             }
             StageEvent::GuardLeaves => {
@@ -112,8 +119,8 @@ impl StagedAcquisition {
                 let requester = self.requester.as_ref()?;
                 let installed = requester.on_grant(new_hold(REQUEST, Write, (1000, 64), now()), now()).0;
                 match installed {
-                    Installed::Hold(_, Some(_)) => return Some("has a hold".into()),
-                    Installed::Hold(_, None) => {}
+                    Installed::Hold(_, Some(_)) if self.others.is_empty() => return Some("has a hold".into()),
+                    Installed::Hold(..) => {}
                     Installed::Over | Installed::NotMine => panic!("{installed:?}"),
                 }
             }
@@ -124,7 +131,7 @@ impl StagedAcquisition {
             }
             StageEvent::RequesterStalls => {
                 self.requester.as_ref()?;
-                enter(&self.table, Write);
+                self.others.push(enter(&self.table, Write));
                 requester_stalls(&self.table);
             }
             StageEvent::NoReplica => self.requester.as_ref()?.fail_waiters(unreplicated(), now()),
@@ -132,37 +139,33 @@ impl StagedAcquisition {
                 self.requester.as_ref()?.on_outage(Some(SideOutage::new(now(), None)));
             }
         }
-        Some(format!("{}{}", stage_of(&mut self.subject), self.goes_on()))
+        let stage = stage_of(&mut self.subject);
+        Some(format!("{stage}{}", self.goes_on()))
     }
 
     /// Drops the future of the acquisition.
-    fn end(self) -> String {
-        let Self { table, subject, requester, guard } = self;
-        let left = leave(subject);
-        let has_next = left.pending.is_none() && left.handed.is_none();
+    fn end(mut self) -> String {
+        let left = leave(self.subject);
         let end = match &left {
             Leaving { handed: Some(_), .. } => "ends, and its share is released",
             Leaving { pending: Some(_), .. } => "ends, and the request is withdrawn",
             Leaving { .. } => "ends",
         };
-        // The other waiter of this scene keeps the request, whichever task sends it.
-        let goes_on = if has_next { continued(&table, requester.as_ref()) } else { "" };
-        drop(guard);
-        format!("{end}{goes_on}")
+        format!("{end}{}", next_goes_on(&mut self.others))
     }
 
-    fn goes_on(&self) -> &'static str {
-        continued(&self.table, None)
+    fn goes_on(&mut self) -> &'static str {
+        next_goes_on(&mut self.others)
     }
 }
 
-/// Tells which task sends the next copy of the request. A known `requester` may go on, too.
-fn continued(table: &Table, requester: Option<&RequesterEntry>) -> &'static str {
-    let is_same = |requester: &RequesterEntry| sends(requester, 2) == Some(id(REQUEST));
-    if requester.is_some_and(is_same) {
-        return ", and the request goes on";
-    }
-    if table.deadlines.take_starts().iter().any(is_same) { ", and the background starts another task" } else { "" }
+/// Tells whether the task of another waiter goes on with the request.
+fn next_goes_on(others: &mut [WaitEntry]) -> &'static str {
+    let goes_on = |other: &mut WaitEntry| match signal_of(other) {
+        Some(Wake::Requests(requester_id)) => sends(&other.requester(requester_id), 2) == Some(id(REQUEST)),
+        _ => false,
+    };
+    if others.iter_mut().any(goes_on) { ", and the next waiter goes on with the request" } else { "" }
 }
 
 /// Returns the stage that an acquisition finds when its future is polled.
@@ -174,6 +177,7 @@ fn stage_of(entry: &mut WaitEntry) -> &'static str {
     match woken {
         Poll::Pending => "waits",
         Poll::Ready(None) => "waits, with a timer",
+        Poll::Ready(Some(Wake::Requests(_))) => "goes on with the request",
         Poll::Ready(Some(Wake::Handed(_))) => "has a share",
         Poll::Ready(Some(Wake::Denied)) => "is refused",
         Poll::Ready(Some(Wake::Failed(_))) => "fails",
@@ -188,10 +192,13 @@ fn row(cells: impl IntoIterator<Item = String>) -> String {
 
 fn table_of_stages() -> String {
     let mut text = row(["event"].into_iter().chain(STAGES.map(|(_, name)| name)).map(str::to_owned));
-    text += &row(["---"; 6].map(str::to_owned));
+    text += &row(["---"; 7].map(str::to_owned));
     for (event, name) in EVENTS {
         let patience = if event == StageEvent::TryRefused { Patience::AskOnce } else { Patience::Wait };
-        let after = |(stage, _)| StagedAcquisition::at(stage, patience).after(event).unwrap_or_else(|| "–".to_owned());
+        let after = |(stage, _)| {
+            let staged = StagedAcquisition::at(stage, patience);
+            staged.and_then(|staged| staged.after(event)).unwrap_or_else(|| "–".to_owned())
+        };
         text += &row(std::iter::once(name.to_owned()).chain(STAGES.map(after)));
     }
     text

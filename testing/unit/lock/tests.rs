@@ -47,6 +47,7 @@ fn rules() -> Rules {
         max_clock_skew: Duration::ZERO,
         max_delay: MAX_DELAY,
         poll_within: POLL_WITHIN,
+        try_within: POLL_WITHIN / 2,
         max_handoffs: 64,
         handoff_span: secs(60),
         metrics: Metrics::default(),
@@ -98,11 +99,12 @@ fn requester_stalls(table: &Table) {
     }
 }
 
-/// Takes the requester that the background has to start.
-fn started(table: &Table) -> RequesterEntry {
-    let mut starts = table.deadlines.take_starts();
-    assert_eq!(starts.len(), 1);
-    starts.remove(0)
+/// Returns the requester that the task of this waiter is from now on.
+fn asked(waiter: &mut WaitEntry) -> RequesterEntry {
+    match signal_of(waiter) {
+        Some(Wake::Requests(requester_id)) => waiter.requester(requester_id),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn try_enter(table: &Arc<Table>, mode: Mode) -> Option<WaitEntry> {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::*;
 use crate::base::recalls::Reception;
 use crate::base::single_task::{Running, SingleTask};
-use crate::base::sync::scheduler::{ThreadBody, ThreadScene, block_on, explore_orders, has_lock};
+use crate::base::sync::scheduler::{ThreadBody, ThreadScene, block_on, explore_orders};
 use crate::base::sync::{AtomicBool, Mutex};
 use crate::lock::cell::Surroundings;
 use crate::lock::deadlines::Deadlines;
@@ -38,8 +38,6 @@ enum Slip {
     TakesWithoutEvent,
     /// Listens for new work after the queues were read.
     ListensAfterItLooked,
-    /// Takes the request because no waiter was left just before.
-    GivesUpWhatItSaw,
     /// Listens for the first answer after it has seen that there is none.
     ListensForAnswerLate,
     /// Looks for more work before it ends the only task that does the work.
@@ -53,10 +51,9 @@ enum Slip {
 type SceneOf = fn(Option<Slip>) -> ThreadScene;
 
 /// Scenes by their names, with a number of orders that each has at least when threads are preempted twice.
-const SCENES: [(&str, SceneOf, usize); 19] = [
+const SCENES: [(&str, SceneOf, usize); 18] = [
     ("a try is refused, and looks", try_is_refused_as_it_looks, 16),
-    ("the last waiter leaves, and its requester looks", last_waiter_leaves_as_its_requester_looks, 70),
-    ("a requester ends as the last waiter leaves", requester_ends_as_the_last_waiter_leaves, 90),
+    ("a join ends the last wait, and the requester looks", last_wait_ends_as_its_requester_looks, 40),
     ("a requester ends as a task enters", requester_ends_as_a_task_enters, 50),
     ("an outage begins, and a waiter looks", outage_begins_as_a_waiter_looks, 10),
     ("the manager is closed, and a waiter looks", manager_is_closed_as_a_waiter_looks, 10),
@@ -69,10 +66,10 @@ const SCENES: [(&str, SceneOf, usize); 19] = [
     ("the background takes a hold that an event changes", background_takes_a_hold, 400),
     ("a hold is forgotten as it is scheduled", hold_is_forgotten_as_it_is_scheduled, 120),
     ("a driver falls asleep as work comes", driver_falls_asleep_as_work_comes, 250),
-    ("a driver falls asleep as a requester is to start", driver_falls_asleep_as_a_requester_is_to_start, 100),
+    ("the first waiter leaves, and the next looks", first_waiter_leaves_as_the_next_looks, 20),
     ("the server answers as a waiter listens", server_answers_as_a_waiter_listens, 18),
     ("a single task ends as work comes", single_task_ends_as_work_comes, 40),
-    ("a requester gets a grant as it counts as stalled", requester_gets_a_grant_as_it_stalls, 130),
+    ("a requester gets a grant as it counts as stalled", requester_gets_a_grant_as_it_stalls, 330),
 ];
 
 fn body(work: impl FnOnce() + Send + 'static) -> ThreadBody {
@@ -177,35 +174,37 @@ fn wake_and_then_change<T>(
     })
 }
 
-fn last_waiter_leaves_as_its_requester_looks(slip: Option<Slip>) -> ThreadScene {
+fn last_wait_ends_as_its_requester_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let Asking { cell, requester_id, requester, entry } = Asking::new(&table, Patience::Wait);
-    requester.move_to_background();
+    let (old, old_share) = write_hold(&table);
+    let (requester, reader) = enter_first(&table, Read);
+    sends(&requester, 7);
+    assert!(old.begin_conversion(now()));
     let requests = Outcomes::new();
-    let (mine, theirs, looked_at) = (requests.another(), requests.another(), Arc::clone(&cell));
+    let (withdrawn, holds, cell) = (requests.another(), Outcomes::new(), Arc::clone(reader.cell()));
+    let converted = holds.another();
     let looks = move || {
         let signal = match slip {
             Some(Slip::RegistersAfterItLooked) => {
-                block_on(poll_fn(|cx| look_for_signal_and_then_register(&looked_at, requester_id, cx)))
+                block_on(poll_fn(|cx| look_for_signal_and_then_register(&cell, requester.requester_id(), cx)))
             }
             _ => block_on(poll_fn(|cx| requester.poll_signal(cx))),
         };
         assert_eq!(signal, RequesterSignal::Stop);
-        mine.add(requester.end(now()));
+        withdrawn.add(requester.end(now()));
     };
-    let leaves = move || {
-        theirs.add(match slip {
-            // The wrong form of `WaitEntry::leave`.
-            Some(Slip::WakesBeforeItChanges) => {
-                let leave = |state: &mut State<Hold>, event: &mut CellEvent<'_, Hold>| {
-                    state.leave(Write, entry.waiter_id(), event).pending
-                };
-                wake_and_then_change(&cell, requester_id, leave)
-            }
-            _ => leave(entry).pending,
-        });
+    let joins = move || {
+        converted.add(old.convert_into(new_hold(2, Read, (1001, 1), now()), now()).expect("it is in time"));
+        old.note_share_converted(old_share);
     };
-    two_threads(looks, leaves, move || judge_requests(&table, &requests))
+    two_threads(looks, joins, move || {
+        drop(leave(reader));
+        for (hold, share_id) in holds.take() {
+            remove(&hold, share_id);
+            end(&hold);
+        }
+        judge_requests(&table, &requests)
+    })
 }
 
 /// The wrong form of `RequesterEntry::poll_signal`.
@@ -214,7 +213,7 @@ fn look_for_signal_and_then_register(
     requester_id: WaiterId,
     cx: &Context<'_>,
 ) -> Poll<RequesterSignal> {
-    match cell.ask(|state| state.requester_signal(Write, requester_id, now().after(POLL_WITHIN))) {
+    match cell.ask(|state| state.requester_signal(Read, requester_id, now().after(POLL_WITHIN))) {
         Some(signal) => Poll::Ready(signal),
         None => cell.poll_waiter(requester_id, cx, |_| None),
     }
@@ -227,36 +226,7 @@ fn judge_requests(table: &Table, requests: &Outcomes<Option<Pending>>) -> Result
     check(table.is_idle(), "the table has an idle cell")
 }
 
-/// Counts its drops. A drop under a mutex counts as very many.
-struct EndsInThread(Arc<AtomicUsize>);
-
-impl Waking for EndsInThread {
-    fn wake(self: Arc<Self>) {}
-}
-
-impl Drop for EndsInThread {
-    fn drop(&mut self) {
-        self.0.fetch_add(if has_lock() { 1000 } else { 1 }, Ordering::SeqCst);
-    }
-}
-
-fn requester_ends_as_the_last_waiter_leaves(_: Option<Slip>) -> ThreadScene {
-    let table = table();
-    let Asking { requester, entry, .. } = Asking::new(&table, Patience::Wait);
-    let (ends, requests) = (Arc::new(AtomicUsize::new(0)), Outcomes::new());
-    let task = Waker::from(Arc::new(EndsInThread(Arc::clone(&ends))));
-    assert!(requester.poll_signal(&Context::from_waker(&task)).is_pending());
-    drop(task);
-    let (mine, theirs) = (requests.another(), requests.another());
-    let stops = move || mine.add(requester.end(now()));
-    let leaves = move || theirs.add(leave(entry).pending);
-    two_threads(stops, leaves, move || {
-        check(ends.load(Ordering::SeqCst) == 1, "a task is dropped under a mutex, or never")?;
-        judge_requests(&table, &requests)
-    })
-}
-
-fn requester_ends_as_a_task_enters(slip: Option<Slip>) -> ThreadScene {
+fn requester_ends_as_a_task_enters(_: Option<Slip>) -> ThreadScene {
     let table = table();
     let (old, old_share) = write_hold(&table);
     let (requester, _joins) = enter_first(&table, Read);
@@ -271,7 +241,6 @@ fn requester_ends_as_a_task_enters(slip: Option<Slip>) -> ThreadScene {
         let signal = block_on(poll_fn(|cx| Poll::Ready(requester.poll_signal(cx))));
         match signal {
             Poll::Pending => goes_on.add(requester),
-            Poll::Ready(_) if slip == Some(Slip::GivesUpWhatItSaw) => withdrawn.add(requester.give_up_pending()),
             Poll::Ready(_) => withdrawn.add(requester.end(now())),
         }
     };
@@ -279,8 +248,11 @@ fn requester_ends_as_a_task_enters(slip: Option<Slip>) -> ThreadScene {
     two_threads(looks, enters, move || {
         let mut entry = entries.take().remove(0);
         let withdrawn = requests.take().iter().flatten().count();
-        let mut asks: Vec<_> = entry.take_requester().into_iter().chain(table.deadlines.take_starts()).collect();
-        asks.extend(requesters.take());
+        let mut asks: Vec<_> = entry.take_requester().into_iter().collect();
+        if let Some(Wake::Requests(requester_id)) = signal_of(&mut entry) {
+            asks.push(entry.requester(requester_id));
+        }
+        asks.extend(requesters.take().into_iter().filter(|requester| requester.wants().is_some()));
         let goes_on = asks.iter().filter(|requester| sends(requester, 8) == Some(id(7))).count();
         drop(leave(entry));
         remove(&hold, share_id);
@@ -486,10 +458,6 @@ impl Surroundings<Hold> for StaleQueue {
         self.0.look_at(cell, at);
     }
 
-    fn start_requester(&self, cell: &Arc<Cell<Hold>>, mode: Mode, requester_id: WaiterId) {
-        self.0.start_requester(cell, mode, requester_id);
-    }
-
     fn forget(&self, cell: &Arc<Cell<Hold>>) {
         self.0.forget(cell);
     }
@@ -615,19 +583,25 @@ fn driver_falls_asleep_as_work_comes(slip: Option<Slip>) -> ThreadScene {
     })
 }
 
-fn driver_falls_asleep_as_a_requester_is_to_start(slip: Option<Slip>) -> ThreadScene {
+fn first_waiter_leaves_as_the_next_looks(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let (requester, [first, second]) = enter_all(&table, Write);
+    let (requester, [first, mut second]) = enter_all(&table, Write);
     sends(&requester, 1);
-    let (began, driver, tasks) = (now(), table.deadlines.wake.register(), Arc::clone(&table));
-    let leaves = move || drop(leave(first));
-    let drives = move || {
-        drive(&tasks.deadlines, driver, (began, began), slip, |deadlines| {
-            let starts = deadlines.take_starts();
-            starts.iter().any(|requester| sends(requester, 2) == Some(id(1)))
-        });
+    let (cell, next) = (Arc::clone(first.cell()), second.waiter_id());
+    let leaves = move || match slip {
+        // The wrong form of `WaitEntry::leave`.
+        Some(Slip::WakesBeforeItChanges) => {
+            drop(wake_and_then_change(&cell, next, |state, event| state.leave(Write, first.waiter_id(), event)));
+        }
+        _ => drop(leave(first)),
     };
-    two_threads(drives, leaves, move || check(leave(second).pending.is_some(), "the request does not go on"))
+    let looks = move || {
+        let reason = reason_of(&mut second, slip);
+        let Wake::Requests(requester_id) = reason else { panic!("{reason:?}") };
+        assert_eq!(sends(&second.requester(requester_id), 2), Some(id(1)));
+        assert!(leave(second).pending.is_some());
+    };
+    two_threads(looks, leaves, move || check(table.is_idle(), "the table has an idle cell"))
 }
 
 fn server_answers_as_a_waiter_listens(slip: Option<Slip>) -> ThreadScene {
@@ -696,7 +670,7 @@ fn single_task_ends_as_work_comes(slip: Option<Slip>) -> ThreadScene {
 
 fn requester_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     let table = table();
-    let (requester, _waiters) = enter_all::<2>(&table, Write);
+    let (requester, [_, mut next]) = enter_all(&table, Write);
     sends(&requester, 1);
     let (driver, tasks) = (Arc::clone(&table), Arc::clone(&table));
     let holds = Outcomes::new();
@@ -716,8 +690,8 @@ fn requester_gets_a_grant_as_it_stalls(slip: Option<Slip>) -> ThreadScene {
     };
     let looks = move || requester_stalls(&driver);
     two_threads(takes, looks, move || {
-        let starts = table.deadlines.take_starts();
-        let goes_on = starts.iter().filter(|requester| sends(requester, 2) == Some(id(1))).count();
+        let is_asked = matches!(signal_of(&mut next), Some(Wake::Requests(_)));
+        let goes_on = usize::from(is_asked);
         let holds = holds.take();
         for (hold, share_id) in &holds {
             remove(hold, *share_id);
@@ -753,15 +727,15 @@ fn two_threads_at_one_cell_are_right_with_more_preemptions() {
 
 #[test]
 fn each_slip_of_a_thread_is_found() {
-    let slips: [(Slip, SceneOf, &str); 21] = [
+    let slips: [(Slip, SceneOf, &str); 20] = [
         (Slip::RegistersAfterItLooked, try_is_refused_as_it_looks, "threads wait for ever"),
-        (Slip::RegistersAfterItLooked, last_waiter_leaves_as_its_requester_looks, "threads wait for ever"),
+        (Slip::RegistersAfterItLooked, last_wait_ends_as_its_requester_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, outage_begins_as_a_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, manager_is_closed_as_a_waiter_looks, "threads wait for ever"),
         (Slip::WakesBeforeItChanges, manager_is_closed_as_a_waiter_looks, "threads wait for ever"),
         (Slip::RegistersAfterItLooked, writer_is_handed_a_hold, "threads wait for ever"),
         (Slip::WakesBeforeItChanges, try_is_refused_as_it_looks, "threads wait for ever"),
-        (Slip::WakesBeforeItChanges, last_waiter_leaves_as_its_requester_looks, "threads wait for ever"),
+        (Slip::WakesBeforeItChanges, first_waiter_leaves_as_the_next_looks, "threads wait for ever"),
         (Slip::LeavesWithShare, writer_leaves_as_it_is_handed_a_hold, "[HandedOver"),
         (Slip::LeavesWithShare, reader_leaves_as_it_is_handed_a_share, "[Shared]"),
         (Slip::LeavesAsItCounted, two_guards_of_one_hold_leave, "[Shared, Shared]"),
@@ -770,8 +744,7 @@ fn each_slip_of_a_thread_is_found() {
         (Slip::SchedulesWhatItRead, hold_is_forgotten_as_it_is_scheduled, "the queue has a hold"),
         (Slip::TakesWithoutEvent, background_takes_a_hold, "the background looks at the hold too late"),
         (Slip::ListensAfterItLooked, driver_falls_asleep_as_work_comes, "threads wait for ever"),
-        (Slip::ListensAfterItLooked, driver_falls_asleep_as_a_requester_is_to_start, "threads wait for ever"),
-        (Slip::GivesUpWhatItSaw, requester_ends_as_a_task_enters, "no task asks for the reader"),
+        (Slip::RegistersAfterItLooked, first_waiter_leaves_as_the_next_looks, "threads wait for ever"),
         (Slip::ListensForAnswerLate, server_answers_as_a_waiter_listens, "threads wait for ever"),
         (Slip::EndsAfterItLooked, single_task_ends_as_work_comes, "no task does the work"),
         (Slip::TakesWhatItMightHaveTaken, requester_gets_a_grant_as_it_stalls, "a hold and a request have the same id"),

@@ -5,8 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CopyOutcome, Requesting, Rest};
-use crate::base::backoff::Jitter;
+use super::{CopyOutcome, Requesting};
 use crate::base::error::LossReason;
 use crate::base::events;
 use crate::base::panics::catch_panic;
@@ -101,9 +100,9 @@ impl Requesting {
                 Some(self.seat(Handed { hold, share_id, grant: None }))
             }
             Acquired::Late => {
-                // The answer brought the server's time. The reader has no share during the pause.
+                // The reader has no share during the pause.
                 drop(held);
-                Some(CopyOutcome::Rests(Rest::Backoff(self.backoff.pause(Jitter::draw()))))
+                Some(self.on_late(sent, now))
             }
             // The server does not have the hold, so other processes may hold the lock. Or the hold was lost, and this
             // request has begun another one under its id.

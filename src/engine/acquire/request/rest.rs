@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::plausible::Bounds;
-use super::{CopyOutcome, Notifications, Requesting, Rest, heartbeat_of};
+use super::{Notifications, Requesting, Rest, heartbeat_of};
 use crate::base::attempt::MAX_NOTIFICATIONS;
 use crate::base::lease::Moment;
 use crate::store::{AcquireRequest, AcquisitionId, Answered, Granted, Notification};
@@ -32,14 +32,7 @@ impl Pause {
     }
 }
 
-/// End of a rest.
-pub(super) enum Rested {
-    AskAgain,
-    /// The side needs this requester no more.
-    Over,
-}
-
-/// Sum of the notifications that have arrived when a waiter looks.
+/// Sum of the notifications that have arrived when the requester looks.
 enum HeardNotification {
     Granted(Answered<Granted>),
     /// The lock may have become free.
@@ -95,26 +88,19 @@ impl HeardNotification {
 
 impl Requesting {
     /// Rests before the next copy.
-    pub(super) async fn rest(&mut self, rest: Rest) -> Rested {
+    pub(super) async fn rest(&mut self, rest: Rest) {
         match rest {
             Rest::AwaitTurn { request, retry_in } => Box::pin(self.await_turn(&request, retry_in)).await,
-            Rest::Pause { retry_in } => {
-                Box::pin(self.pause(retry_in)).await;
-                Rested::AskAgain
-            }
-            Rest::Backoff(pause) => {
-                if !pause.is_zero() {
-                    tokio::time::sleep(pause).await;
-                }
-                Rested::AskAgain
-            }
+            Rest::Pause { retry_in } => Box::pin(self.pause(retry_in)).await,
+            // So that the task looks at its limit before the next copy.
+            Rest::Backoff(pause) if pause.is_zero() => tokio::task::yield_now().await,
+            Rest::Backoff(pause) => tokio::time::sleep(pause).await,
         }
     }
 
     /// Waits for notifications until it is time to ask again: at the next heartbeat, or when the recalled holders have had
     /// their time to reply to a try.
-    async fn await_turn(&mut self, request: &AcquireRequest, retry_in: Duration) -> Rested {
-        self.subscribe();
+    async fn await_turn(&mut self, request: &AcquireRequest, retry_in: Duration) {
         let (bounds, clock) = (self.bounds(request), self.engine.clock);
         let counts = self.engine.options().durability.counts_notified_grants();
         // A little after the deadline that may free the lock, so that the copy does not come too early.
@@ -123,8 +109,7 @@ impl Requesting {
         let (mut asks_again, mut was_notified) = (clock.now().after(nap).min(replies_until), false);
         loop {
             let Notifications::Subscribed(subscription) = &mut self.notifications else {
-                clock.sleep_until(asks_again).await;
-                return Rested::AskAgain;
+                return clock.sleep_until(asks_again).await;
             };
             tokio::select! {
                 biased;
@@ -135,8 +120,11 @@ impl Requesting {
                         continue;
                     };
                     match hear(notice, &mut subscription.notices, &request.id, &bounds, clock.now()) {
-                        HeardNotification::Granted(answer) if counts => return self.on_notified(request, &answer),
-                        HeardNotification::Granted(_) => return Rested::AskAgain,
+                        HeardNotification::Granted(answer) => {
+                            // The first waiter has a share then, and the next copy is not sent.
+                            let _outcome = counts.then(|| self.on_notification(request, &answer));
+                            return;
+                        }
                         HeardNotification::InUse => self.on_in_use(),
                         // A flood of notifications causes no more requests than the throttle allows.
                         HeardNotification::AskAgain => {
@@ -154,16 +142,8 @@ impl Requesting {
                 if was_notified {
                     self.told_to_ask.take(now);
                 }
-                return Rested::AskAgain;
+                return;
             }
-        }
-    }
-
-    /// Applies a grant that a notification has brought.
-    fn on_notified(&mut self, request: &AcquireRequest, answer: &Answered<Granted>) -> Rested {
-        match self.on_notification(request, answer) {
-            CopyOutcome::Rests(_) => Rested::AskAgain,
-            CopyOutcome::Over | CopyOutcome::Granted(_) => Rested::Over,
         }
     }
 
@@ -177,7 +157,6 @@ impl Requesting {
 
     /// Waits for a pause, because the server has no queue.
     async fn pause(&mut self, retry_in: Duration) {
-        self.subscribe();
         let longest = match self.notifications {
             Notifications::Subscribed(_) => MAX_RETRY_WOKEN,
             Notifications::Unwanted | Notifications::Never => MAX_RETRY,

@@ -362,9 +362,8 @@ async fn request_of_a_future_that_died_is_taken_back_by_a_reader_that_joins() {
     start(&mut dies);
     start(&mut next);
     drop(dies);
-    let once = stage.tries(Read).await;
+    let (once, joined) = tokio::join!(stage.tries(Read), granted(next));
     let once = once.expect("answered").expect("granted");
-    let joined = granted(next).await;
     assert_eq!(joined.hold().id(), once.hold().id());
     drop((joined, once));
     assert_eq!(stage.there_in_the_end().await, (0, 0));
@@ -379,6 +378,35 @@ async fn what_was_handed_to_a_future_that_nobody_polls_is_soon_free_for_others()
     drop(first);
     timeout(5 * SECOND, stage.other().take(Write)).await.expect("within the claim");
     drop(second);
+}
+
+/// The node answers nothing else meanwhile, so silence would look the same.
+#[tokio::test(start_paused = true)]
+async fn try_beside_a_waiter_that_nobody_polls_is_refused_in_time() {
+    let stage = Stage::new();
+    let foreign = stage.other().take(Write).await;
+    let mut waits = stage.waits(Read);
+    start(&mut waits);
+    sleep(30 * SECOND).await;
+    assert!(stage.tries(Read).await.expect("answered").is_none());
+    release(foreign).await;
+    granted(waits).await;
+}
+
+/// The heartbeat of the first one is on its way, and nobody reads the answer.
+#[tokio::test(start_paused = true)]
+async fn limit_behind_a_waiter_that_nobody_polls_is_no_silence() {
+    let stage = Stage::new();
+    let foreign = stage.other().take(Write).await;
+    let mut first = stage.waits(Write);
+    start(&mut first);
+    sleep(HEARTBEAT + 10 * MS).await;
+    let _word = stage.next_answer_waits();
+    start(&mut first);
+    let limit = Overrides { wait_timeout: Some(100 * MS), ..Overrides::default() };
+    let error = stage.waits_with(Write, limit).await.expect_err("it is held");
+    assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+    release(foreign).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -537,9 +565,9 @@ async fn notified_grant_lasts_no_longer_than_a_claim() {
     assert!(held.hold().deadline() <= now.after(request.claim()));
 }
 
-/// Publishes `count` messages to a requester, one after each of its steps. Half of them ask it to repeat its request, and
+/// Publishes `count` messages to a waiter, one after each of its steps. Half of them ask it to repeat its request, and
 /// half forge a grant of its request.
-async fn flood(stage: &Stage, store: &Store, count: usize) {
+fn flood(stage: &Stage, store: &Store, waiter: &mut BoxFuture<'_, Result<Option<Held>>>, count: usize) {
     for n in 0..count {
         let id = stage.scheme.last_request().id;
         let now = stage.engine.clock.now();
@@ -549,10 +577,8 @@ async fn flood(stage: &Stage, store: &Store, count: usize) {
         let answer = Answered { sent: now, server: at, node: NodeId::default(), value };
         let forged = Notification::Granted { id: id.to_shared(), at, answer };
         store.publish_notification(&stage.key, id.as_str(), if n % 2 == 0 { &Notification::AskAgain } else { &forged });
-        // The requester reads the message, sends its request, and waits again.
-        for _ in 0..3 {
-            tokio::task::yield_now().await;
-        }
+        // The waiter reads the message, sends its request, and waits again.
+        (0..3).for_each(|_| start(waiter));
     }
 }
 
@@ -564,12 +590,12 @@ async fn flood_of_notices_makes_a_waiter_ask_as_often_as_is_allowed() {
     let mut waits = stage.waits(Write);
     start(&mut waits);
     let asked = |before: usize| stage.scheme.requests() - before;
-    flood(&stage, &store, 1000).await;
+    flood(&stage, &store, &mut waits, 1000);
     assert!((2..=1 + 16).contains(&asked(0)), "{} requests: its own and a burst", asked(0));
     let before = asked(0);
     for _ in 0..1000 {
         sleep(MS).await;
-        flood(&stage, &store, 10).await;
+        flood(&stage, &store, &mut waits, 10);
     }
     assert!((190..=202).contains(&asked(before)), "{} requests in a second, with a heartbeat", asked(before));
     // All messages that are still in its channel are one reason for a request.
@@ -661,12 +687,12 @@ async fn waiters_hear_together_that_no_replica_has_the_grant() {
         let mut asks: Vec<_> = (0..11).map(|_| stage.waits(mode)).collect();
         asks.iter_mut().for_each(start);
         sleep(50 * MS).await;
+        start(&mut asks[0]);
         assert_eq!(stage.scheme.requests(), 2, "sent again, with all of them behind it");
         let mut late = stage.waits(mode);
         start(&mut late);
         drop(asks.pop());
         send(word);
-        sleep(MS).await;
         for asks in asks {
             let ended = timeout(Duration::ZERO, asks).await.expect("at once");
             assert!(matches!(ended, Err(Error::NotEnoughReplicas { asked: 1, acknowledged: 0, .. })));
@@ -723,7 +749,7 @@ async fn close_finds_holds_that_the_renewal_task_has_in_hand() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn asker_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
+async fn requester_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
     let stage = Stage::new();
     let foreign = stage.other().take(Write).await;
     let mut asks = stage.waits(Write);
@@ -740,7 +766,7 @@ async fn asker_that_nobody_polls_keeps_the_lock_from_nobody_of_its_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_to_an_asker_that_stood_still_is_found_by_the_next() {
+async fn answer_to_a_requester_that_stood_still_is_found_by_the_next() {
     let stage = Stage::new();
     let word = stage.next_answer_waits();
     let mut asks = stage.waits(Write);
@@ -756,7 +782,7 @@ async fn answer_to_an_asker_that_stood_still_is_found_by_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn asker_that_waits_long_for_an_answer_goes_on_asking() {
+async fn requester_that_waits_long_for_an_answer_goes_on_asking() {
     let stage = Stage::new();
     let foreign = stage.other().take(Write).await;
     let asks = stage.waits(Write);
@@ -836,7 +862,7 @@ async fn idle_waiter_looks_for_its_own_holds_only() {
 async fn waiter_is_woken_when_an_outage_begins_and_when_it_has_lasted_too_long() {
     let stage = Stage::new();
     let foreign = stage.other().take(Write).await;
-    let leader = tokio::spawn(task_of(&stage));
+    let first = tokio::spawn(task_of(&stage));
     let polls = Arc::default();
     let waiter = tokio::spawn(Counted { future: Box::pin(task_of(&stage)), polls: Arc::clone(&polls) });
     sleep(20 * SECOND).await;
@@ -852,7 +878,7 @@ async fn waiter_is_woken_when_an_outage_begins_and_when_it_has_lasted_too_long()
     assert!(span.contains(&silent.elapsed()), "{:?}", silent.elapsed());
     // At its start, after 3, 6 and 12 seconds, when the outage begins, when it has lasted too long, and perhaps once more.
     assert!(polls.load(Ordering::Relaxed) <= 7, "{polls:?} polls");
-    leader.await.expect("no panic").expect_err("no server answers");
+    first.await.expect("no panic").expect_err("no server answers");
     drop(foreign);
 }
 
@@ -1002,31 +1028,6 @@ async fn confirmed_returns_to_all_who_share_the_claim() {
     one.and(other).expect("confirmed");
     assert_eq!(stage.scheme.chunks().len(), 1);
     assert!(remaining(&first) > 9 * SECOND && remaining(&second) > 9 * SECOND);
-}
-
-/// The renewal of a share that its waiter has not taken requests a short lease. The command-line program waits for
-/// `confirmed` and then relies on the whole lease.
-#[tokio::test(start_paused = true)]
-async fn confirmed_waits_for_the_whole_lease_after_a_renewal_of_the_untaken_share() {
-    for mode in [Write, Read] {
-        for is_answered in [true, false] {
-            let stage = Stage::new();
-            let word = (!is_answered).then(|| stage.next_renewals_wait());
-            let before = stage.other().take(Write).await;
-            let mut waits = stage.waits(mode);
-            start(&mut waits);
-            release(before).await;
-            while stage.scheme.chunks().is_empty() {
-                sleep(10 * MS).await;
-            }
-            let held = granted(waits).await;
-            assert!(remaining(&held) <= 3 * SECOND, "{:?}", remaining(&held));
-            let (confirmed, _) = tokio::join!(held.confirmed(), async { word.map(send) });
-            confirmed.expect("confirmed");
-            assert!(remaining(&held) > 9 * SECOND, "{mode:?}: {:?}", remaining(&held));
-            assert_eq!(stage.scheme.chunks().len(), 2, "{mode:?}: one for the share, one for the whole lease");
-        }
-    }
 }
 
 /// The claim had enough time when it came, and has too little when the task is polled.

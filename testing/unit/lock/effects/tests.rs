@@ -23,6 +23,7 @@ fn waker_that_panics_keeps_back_no_other_effect() {
         max_clock_skew: Duration::ZERO,
         max_delay: Duration::ZERO,
         poll_within: Duration::ZERO,
+        try_within: Duration::ZERO,
         max_handoffs: 1,
         handoff_span: Duration::ZERO,
         metrics: Metrics::default(),
