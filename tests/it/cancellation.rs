@@ -17,7 +17,7 @@ on_every_fixture![
     waiter_elsewhere_dropped_after_each_poll,
     waiter_here_dropped_after_each_poll,
     waiter_dropped_while_the_lock_comes_free,
-    leader_dropped_while_it_asks_passes_the_lead_on,
+    requester_dropped_while_it_asks_leaves_the_request_to_the_next,
     denied_try_dropped_after_each_poll,
     release_dropped_after_each_poll,
     inspect_dropped_after_each_poll,
@@ -159,7 +159,7 @@ async fn waiter_dropped_while_the_lock_comes_free(f: &Fixture) -> Outcome {
     Ok(())
 }
 
-async fn leader_dropped_while_it_asks_passes_the_lead_on(f: &Fixture) -> Outcome {
+async fn requester_dropped_while_it_asks_leaves_the_request_to_the_next(f: &Fixture) -> Outcome {
     let (manager, holder, name) = f.pair(patient()).await;
     let guard = holder.write(&name).await?;
     let first = tokio::spawn(manager.write(&name).into_future());

@@ -11,7 +11,6 @@ use std::time::Duration;
 use cluster_testenv::{Masters, Node, Server};
 use futures_util::future::join_all;
 use redis_rwlock::{Mode, QuorumManager, RwLockManager, TwoKeyManager};
-use tokio::runtime::Handle;
 
 use crate::fixture::Manager;
 use crate::wait::until;
@@ -45,8 +44,6 @@ impl Field {
 /// Manager of these masters. They have just been started, so it does not let them wait before they vote.
 async fn manager(urls: &[String], lease: Duration) -> Manager {
     let builder = QuorumManager::builder(urls.to_vec()).restarts_are_delayed();
-    // As if it were a process of its own. Other cases load the thread of this one.
-    let builder = builder.background_on(Handle::current());
     let builder = builder.key_prefix(PREFIX).lease(lease).max_clock_skew(Duration::from_millis(5));
     Arc::new(builder.connect().await.expect("a majority answers"))
 }

@@ -97,7 +97,7 @@ impl ProcessFacts {
         }
     }
 
-    /// Returns the longest time until the background starts another requester after one is no longer polled.
+    /// Returns the longest time until the task of another waiter becomes the requester after one is no longer polled.
     pub fn handing_on(&self, from: Micros, to: Micros) -> Micros {
         if self.was_a_runtime_stopped(from, to) { RUNTIME_NOTICED } else { 0 }
     }
@@ -188,7 +188,7 @@ pub struct RequestFacts {
     pub process: Process,
     pub lock: Lock,
     pub op: Op,
-    /// Attempt whose future sent the request, or the first one that waits for it.
+    /// Attempt whose future sent the request.
     pub attempt: Option<Attempt>,
     /// Server that the process asks.
     pub server: u32,
@@ -391,7 +391,7 @@ impl<'h> Facts<'h> {
                     process: *process,
                     lock: *lock,
                     op: *op,
-                    attempt: attempt.or_else(|| self.waiting_for(*process, *lock, *op, at)),
+                    attempt: *attempt,
                     server: *server,
                     sent: at,
                     index,
@@ -425,26 +425,6 @@ impl<'h> Facts<'h> {
             }
             _ => {}
         }
-    }
-
-    /// Returns the first attempt that waits for a request of the background. If the runtime of the first one stands still,
-    /// another one comes first.
-    fn waiting_for(&self, process: Process, lock: Lock, op: Op, now: Micros) -> Option<Attempt> {
-        let mode = match op {
-            Op::Acquire { mode, .. } => Some(mode),
-            Op::Time => None,
-            _ => return None,
-        };
-        let waits = |attempt: &&Attempt| {
-            let AttemptFacts { wish, ended, .. } = &self.attempts[*attempt];
-            let is_of_side =
-                self.attempts[*attempt].scope() == (process, lock) && mode.is_none_or(|mode| mode == wish.mode);
-            is_of_side && ended.is_none() && wish.converts.is_none()
-        };
-        let stands_still = |attempt: &&Attempt| self.asleep(&self.attempts[*attempt], now.saturating_sub(MS), now) > 0;
-        let waiting: Vec<_> = self.attempts.keys().filter(waits).collect();
-        let polled = waiting.iter().find(|attempt| !stands_still(attempt)).or(waiting.first());
-        polled.map(|attempt| **attempt)
     }
 
     fn on_applied(&mut self, at: Micros, what: &What) {

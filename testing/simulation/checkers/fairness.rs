@@ -4,8 +4,6 @@
 use super::starts::answered_when_it_starts;
 use super::*;
 
-/// Time for which a writer may have a hold without taking it, and a look at it.
-const UNTAKEN: Micros = 1_010 * MS;
 /// Time for which a hold is handed off. The next writer takes it in the next moment.
 const HANDOFF_SPAN: Micros = 5 * MS;
 
@@ -164,9 +162,7 @@ pub fn budget(facts: &Facts<'_>, findings: &mut Findings) {
             guard.index,
             format_args!("{:?} serves {writers} writers", guard.id),
         );
-        // A writer whose task stands still may have had the hold for a second without taking it.
-        let untaken = if process.was_a_runtime_stopped(*began, guard.granted) { UNTAKEN } else { 0 };
-        let most = *began + HANDOFF_SPAN + untaken + facts.asleep_with(guard, *began, guard.granted);
+        let most = *began + HANDOFF_SPAN + facts.asleep_with(guard, *began, guard.granted);
         // The writer owned the hold when the one before let go, and then waited for the answer to a renewal.
         let has_waited = answered_when_it_starts(facts, guard).is_some();
         let passed_on = if has_waited { handed_over } else { guard.granted };

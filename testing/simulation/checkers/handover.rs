@@ -2,8 +2,6 @@
 
 use super::*;
 
-/// Time for which a waiter whose task stands still may have a hold that the next one could use, and a look at it.
-const TAKEN_WITHIN: Micros = 1_010 * MS;
 /// Time from the arrival of a notification to the guard.
 const AT_ONCE: Micros = 2 * MS;
 /// Time in the queue after which a process has subscribed, however slow that was.
@@ -50,8 +48,8 @@ fn waits_for<'f>(facts: &'f Facts<'_>, id: Id, at: usize) -> Option<&'f RequestF
     let queued = matches!(last.answered, Some((answered_at, Reply::Queued { .. })) if answered_at < now);
     let attempt = &facts.attempts[&last.attempt?];
     let listens = attempt.ended.is_none_or(|(_, ended)| ended > at);
-    // The process may ask for the server's time before it repeats the request. It may also repeat it at this moment, as
-    // may a requester that the background starts now.
+    // The waiter may ask for the server's time before it repeats its request. It may also repeat it at this moment, as
+    // may a waiter whose task becomes the requester now.
     let newer = |request: &RequestFacts| request.index > last.index && (request.index < at || request.sent == now);
     let asked = facts.about(id).filter(|request| request.op.is_acquisition());
     let of_attempt = facts.requests.values().filter(|request| request.attempt == last.attempt);
@@ -70,28 +68,11 @@ fn granted_since(facts: &Facts<'_>, request: &RequestFacts, granted_us: Option<&
     granted_us.is_some_and(|granted| answered.is_some_and(|answered| *granted >= answered))
 }
 
-/// Returns true if the attempt behind a request has ended by then, or its process did not run. Another attempt of its side whose
-/// task stands still may get the lock first, for a short time.
+/// Returns true if the attempt behind a request has ended by then, or its process did not run.
 fn served_by(facts: &Facts<'_>, request: &RequestFacts, by: Micros) -> bool {
     let attempt = &facts.attempts[&request.attempt.expect("an acquisition is somebody's")];
-    let is_paused = |attempt: &AttemptFacts| facts.asleep(attempt, by - AT_ONCE, by) > 0;
-    let is_of_side = |other: &AttemptFacts| other.scope() == attempt.scope() && other.wish.mode == attempt.wish.mode;
-    let stands_still = |other: &AttemptFacts| other.is_under_way(by - AT_ONCE, by) && is_paused(other);
-    let waits_before = facts.attempts.values().any(|other| is_of_side(other) && stands_still(other));
-    let (from, by) = (by - AT_ONCE, if waits_before { by + TAKEN_WITHIN } else { by });
-    let has_guard =
-        |other: &AttemptFacts| other.guard.and(other.ended).is_some_and(|(at, _)| (from..=by).contains(&at));
-    if waits_before && facts.attempts.values().any(|other| is_of_side(other) && has_guard(other)) {
-        return true;
-    }
-    // A downgrade in the same process may let a waiting reader in first, and its share may need a renewal.
-    let joins = |guard: &GuardFacts| {
-        let is_read = guard.scope() == attempt.scope() && guard.mode == Mode::Read && attempt.wish.mode == Mode::Read;
-        is_read && (from - AT_ONCE..=by).contains(&guard.granted)
-    };
-    let renewed = facts.process(attempt.process).response_timeout;
-    let by = if facts.guards.values().any(joins) { by + renewed } else { by };
-    is_paused(attempt) || attempt.ended.is_some_and(|(ended, _)| ended <= by)
+    let paused = facts.asleep(attempt, by - AT_ONCE, by) > 0;
+    paused || attempt.ended.is_some_and(|(ended, _)| ended <= by)
 }
 
 /// Checks that a process with a long-waiting attempt has subscribed.

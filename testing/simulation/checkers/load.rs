@@ -72,9 +72,10 @@ pub fn failures(facts: &Facts<'_>, findings: &mut Findings) {
     for (id, requests) in facts.by_id() {
         let failed = |request: &&&RequestFacts| request.op.is_acquisition() && request.failed.is_some();
         let failed: Vec<_> = requests.iter().filter(failed).copied().collect();
-        // A requester may end with an attempt that sends the first copy, and the next requester asks at once.
-        let leaders: BTreeSet<_> = requests.iter().filter_map(|request| request.attempt).collect();
-        let ends: Vec<_> = leaders.iter().filter_map(|leader| facts.attempts[leader].ended).map(|(at, _)| at).collect();
+        // A requester asks once more at its limit, and the next one asks at once.
+        let requesters: BTreeSet<_> = requests.iter().filter_map(|request| request.attempt).collect();
+        let ends: Vec<_> =
+            requesters.iter().filter_map(|requester| facts.attempts[requester].ended).map(|(at, _)| at).collect();
         let ended = |from, to| ends.iter().filter(|at| (from..=to).contains(*at)).count();
         too_many(findings, id, &failed, |from, to| MAX_FAILURES + ended(from, to));
     }

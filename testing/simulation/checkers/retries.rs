@@ -34,8 +34,8 @@ pub fn heartbeat(facts: &Facts<'_>, findings: &mut Findings) {
             };
             let waited = later.sent.saturating_sub(from);
             let process = facts.process(later.process);
-            // The last requester, or the next one, may not be polled. Then it takes a while until the background starts
-            // another one.
+            // The last requester, or the next one, may not be polled. Then it takes a while until the task of another waiter
+            // is the requester.
             let waiting = facts.attempts.values().filter(|attempt| could_ask(facts, earlier, attempt));
             let waiting = waiting.filter(|attempt| attempt.ended.is_none_or(|(ended, _)| from <= ended));
             let asleep = waiting.map(|attempt| facts.asleep(attempt, from, later.sent)).max().unwrap_or_default();
@@ -51,7 +51,7 @@ pub fn heartbeat(facts: &Facts<'_>, findings: &mut Findings) {
     }
 }
 
-/// Returns true if the request may be for this waiter, because both are of one side.
+/// Returns true if a waiter may go on with the request of another one of its process.
 fn could_ask(facts: &Facts<'_>, request: &RequestFacts, waiter: &AttemptFacts) -> bool {
     let mode = request.attempt.map(|attempt| facts.attempts[&attempt].wish.mode);
     waiter.scope() == request.scope() && Some(waiter.wish.mode) == mode
@@ -69,8 +69,8 @@ fn clock_readings(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Mic
     readings.map(|reading| cost(reading, before)).sum()
 }
 
-/// Returns the time that a reader spent on asking whether it may join a hold of its process. A requester
-/// that goes on with the request of another one asks that first.
+/// Returns the time that a reader spent on asking whether it may join a hold of its process. A reader that takes over
+/// the place of another at the server asks that first.
 fn joins(facts: &Facts<'_>, before: &RequestFacts, from: Micros) -> Micros {
     let own = facts.requests.values().filter(|request| {
         let same = request.lock == before.lock && request.attempt.is_some() && request.attempt == before.attempt;
@@ -107,7 +107,7 @@ pub fn unreachable(facts: &Facts<'_>, findings: &mut Findings) {
     for (number, attempt) in &facts.attempts {
         let own = own.get(number).map(Vec::as_slice).unwrap_or_default();
         too_early(facts, findings, *number, attempt, own);
-        // The requester asks for all waiters of its side. An attempt that asks once asks for itself.
+        // The requester asks for all waiters of its side.
         let asked = of_side
             .get(&(attempt.process, attempt.wish.lock, attempt.wish.mode))
             .map(Vec::as_slice)
@@ -130,10 +130,10 @@ fn too_early(
     let limited = attempt.wish.wait_ms.is_some_and(|wait_ms| attempt.asked + wait_ms * MS <= at);
     // A grant may be over when it arrives. Then it counts as silence.
     let last_answer = own.iter().filter_map(|request| match &request.answered {
-        Some((answered, Reply::Contended { .. } | Reply::Queued { .. } | Reply::Late)) => Some(*answered),
+        Some((at, Reply::Contended { .. } | Reply::Queued { .. } | Reply::Late)) => Some(*at),
         _ => None,
     });
-    let last_answer = last_answer.filter(|answered| *answered <= at).max().unwrap_or(attempt.asked);
+    let last_answer = last_answer.max().unwrap_or(attempt.asked);
     let outage_us = at - last_answer;
     let process = facts.process(attempt.process);
     let enough = outage_us >= process.unreachable_after

@@ -8,7 +8,7 @@ use redis_rwlock::{Error, HoldState, LossReason, MemoryManager, Mode, RedisManag
 use tokio::runtime::Runtime;
 
 use crate::fixture::{Fixture, RENEWED, Settings, on_every_fixture, on_every_queue};
-use crate::wait::{Outcome, granted, soon, stays_pending, until};
+use crate::wait::{Outcome, granted, soon, until};
 
 on_every_fixture![
     loss_is_told_though_the_runtime_has_ended,
@@ -238,11 +238,10 @@ fn claim_awaited_outside_of_a_runtime_stays_one() -> Outcome {
     let manager = MemoryManager::new();
     let guard = runtime.block_on(async {
         let before = manager.peer().write("cfg").await.expect("granted");
-        // It is in the queue of the server before the release.
-        let mut waits = manager.write("cfg").lease(Duration::from_secs(30)).into_future();
-        stays_pending("a grant while it is held", &mut waits).await;
-        before.release().await.expect("released");
-        waits.await.expect("granted")
+        let waiter = manager.write("cfg").lease(Duration::from_secs(30)).into_future();
+        let (guard, released) = tokio::join!(waiter, before.release());
+        released.expect("released");
+        guard.expect("granted")
     });
     assert_wants_a_runtime(&outside(guard.confirmed()).expect_err("no runtime"));
     assert_eq!(guard.state(), HoldState::Held);

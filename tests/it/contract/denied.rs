@@ -137,14 +137,14 @@ async fn refusal_of_another_waiter_is_told_with_its_age() -> Outcome {
     let store = MemoryManager::new();
     let (writer, other) = (store.peer(), store.peer());
     let guard = writer.write("cfg").await?;
-    let leader = tokio::spawn(other.read("cfg").into_future());
+    let first = tokio::spawn(other.read("cfg").into_future());
     tokio::time::sleep(Duration::from_millis(100)).await;
     let error = other.read("cfg").wait_timeout(Duration::from_millis(500)).await.expect_err("a writer is inside");
     let denied = error.denial().expect("of a wait").clone();
-    assert!((590..=610).contains(&denied.age.as_millis()), "the leader was refused at the start: {denied:?}");
+    assert!((590..=610).contains(&denied.age.as_millis()), "the first waiter was refused at the start: {denied:?}");
     assert!(holder(denied).age.is_some_and(|age| age < Duration::from_millis(10)), "as the refusal said");
     guard.release().await?;
-    leader.await??.release().await?;
+    first.await??.release().await?;
     Ok(())
 }
 

@@ -26,8 +26,8 @@ async fn burst(locks: usize, rate: u32, response_timeout: Duration) {
     limit(proxy, rate);
     let (sent, connections) = (calls.without_renewals(proxy), proxy.connections_made());
     let granted = acquire_at_once(&manager, locks).join_all().await;
-    let refused = granted.iter().filter_map(|outcome| outcome.as_ref().err()).count();
-    assert_eq!(refused, 0, "of {locks} acquisitions");
+    let refused: Vec<_> = granted.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+    assert_eq!(refused.len(), 0, "of {locks} acquisitions: {:?}", refused.first());
     assert_eq!(calls.without_renewals(proxy) - sent, locks, "each is one script");
 
     drop(granted);

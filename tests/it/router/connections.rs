@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster_testenv::{Matcher, Server};
-use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::field::{Field, Load, Witness, name_of, on_own_servers};
@@ -65,9 +64,7 @@ async fn others_go_on_while_one_node_is_silent_and_cut(server: Server) {
 async fn connections_are_killed_under_load_again_and_again(server: Server) {
     const KILLS: usize = 12;
     let field = Field::primaries(server);
-    // This load would keep the thread of the process from the cases beside it.
-    let own = || Settings { background: Some(Handle::current()), ..Settings::default() };
-    let managers = [field.manager_with(own()).await, field.manager_with(own()).await];
+    let managers = [field.manager().await, field.manager().await];
     let tags = field.tags();
     let hurt = field.owner(&tags[0]);
     let names: Vec<String> = (0..TASKS / 4).map(|n| name_of(&tags[n % tags.len()], n)).collect();

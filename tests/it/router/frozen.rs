@@ -8,7 +8,6 @@ use cluster_testenv::{Cluster, Matcher, Server};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use redis_rwlock::{HoldState, HoldWatch, WriteGuard};
-use tokio::runtime::Handle;
 use tokio::task::block_in_place;
 
 use super::field::{Field, name_of, on_own_servers};
@@ -32,9 +31,7 @@ const REPETITIONS: usize = 50;
 async fn grant_that_comes_when_it_is_no_longer_true_is_not_believed(server: Server) -> Outcome {
     let node = proxied(server);
     let fixture = hash_on(&node);
-    // Other cases load the thread of the process too much for such a short timeout.
-    let background = Some(Handle::current());
-    let quick = Settings { response_timeout: Duration::from_millis(60), background, ..Settings::label("late") };
+    let quick = Settings { response_timeout: Duration::from_millis(60), ..Settings::label("late") };
     let (late, other) = (fixture.manager_with(quick).await, fixture.manager().await);
     // Both know the script from now on.
     other.write(&fixture.name()).await?.release().await?;
