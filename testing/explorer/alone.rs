@@ -321,13 +321,13 @@ const FOUR: [&[Mode]; 4] = [
 #[test]
 fn four_tasks_alone_hold_against_every_answer() {
     for modes in FOUR {
-        AloneScene { modes, ..WAITERS }.holds(2_600);
-        AloneScene { modes, has_queue: false, ..WAITERS }.holds(1_500);
+        AloneScene { modes, ..WAITERS }.holds(1_800);
+        AloneScene { modes, has_queue: false, ..WAITERS }.holds(1_100);
     }
-    AloneScene { modes: &[Read, Write], ticks: 4, ..WAITERS }.holds(2_100);
-    AloneScene { modes: &[Write, Write], ticks: 4, faults: 1, ..WAITERS }.holds(8_200);
-    AloneScene { modes: &[Read, Write], ..ALL_ANSWERS }.holds(1_100);
-    AloneScene { modes: FOUR[0], ticks: 1, ..WAITERS }.holds(23_000);
+    AloneScene { modes: &[Read, Write], ticks: 4, ..WAITERS }.holds(2_900);
+    AloneScene { modes: &[Write, Write], ticks: 4, faults: 1, ..WAITERS }.holds(17_400);
+    AloneScene { modes: &[Read, Write], ..ALL_ANSWERS }.holds(1_090);
+    AloneScene { modes: FOUR[0], ticks: 1, ..WAITERS }.holds(28_200);
 }
 
 #[test]

@@ -623,14 +623,6 @@ impl Process {
 }
 
 impl Purpose {
-    /// Returns the task whose future waits for the answer.
-    fn task(self) -> Option<u8> {
-        match self {
-            Self::Convert { task, .. } => Some(task),
-            Self::Acquire { .. } | Self::Recheck { .. } | Self::Renew { .. } | Self::Leave { .. } => None,
-        }
-    }
-
     /// Counts the tasks without the one at `at`.
     fn forget_task(&mut self, at: usize) {
         if let Self::Convert { task, .. } = self

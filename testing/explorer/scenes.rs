@@ -108,9 +108,9 @@ impl Scene {
 fn small_scenes_with_concurrent_tasks_hold() {
     concurrent(2, 1, NONE).trying().holds(196);
     concurrent(1, 2, NONE).trying().holds(279);
-    concurrent(2, 2, NONE).holds(10_400);
-    concurrent(1, 2, SLEEP).holds(207);
-    concurrent(1, 3, SLEEP).holds(2_800);
+    concurrent(2, 2, NONE).holds(9_900);
+    concurrent(1, 2, SLEEP).holds(310);
+    concurrent(1, 3, SLEEP).holds(4_600);
 }
 
 #[test]
@@ -142,12 +142,12 @@ fn concurrent_tasks_hold() {
 #[test]
 #[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn tasks_that_are_not_polled_hold() {
-    concurrent(2, 2, SLEEP).holds(87_000);
-    serial(2, 2, SLEEP).trying().holds(3_400);
-    serial(2, 2, Faults { sleeps: 1, ..LOSS }).holds(114_000);
-    serial(2, 2, Faults { sleeps: 1, ..DELAY }).holds(172_000);
-    serial(2, 2, Faults { sleeps: 1, ..COPY }).holds(36_000);
-    serial(2, 2, dying_and_converting(SLEEP)).holds(13_700);
+    concurrent(2, 2, SLEEP).holds(88_900);
+    serial(2, 2, SLEEP).trying().holds(4_300);
+    serial(2, 2, Faults { sleeps: 1, ..LOSS }).holds(140_000);
+    serial(2, 2, Faults { sleeps: 1, ..DELAY }).holds(220_000);
+    serial(2, 2, Faults { sleeps: 1, ..COPY }).holds(46_000);
+    serial(2, 2, dying_and_converting(SLEEP)).holds(17_100);
 }
 
 /// The largest take a quarter of an hour each on a slow processor.

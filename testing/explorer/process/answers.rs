@@ -7,14 +7,12 @@ impl Driver<'_> {
     /// Applies the answer to a copy. `is_unreachable`: there is none, and the conversion ends with that.
     pub fn on_answer(&mut self, number: u8, reply: Option<HeardReply>, is_unreachable: bool) {
         let Some(at) = self.process.copies.iter().position(|copy| copy.number == number) else { return };
+        // A task that is not polled reads no answer. When it is polled again, the answer is too late for it.
+        if self.is_for_sleeper(self.process.copies[at].purpose) {
+            return;
+        }
         let copy = self.process.copies.remove(at);
         self.out.closed.push(number);
-        if copy.purpose.task().is_some_and(|task| self.task(task).is_asleep) {
-            return;
-        }
-        if self.is_for_sleeper(copy.purpose) {
-            return;
-        }
         match copy.purpose {
             Purpose::Acquire { mode, slot, .. } => self.on_acquire_answer(mode, slot, copy, reply),
             Purpose::Recheck { .. } => self.on_recheck_answer(copy, reply),

@@ -17,12 +17,12 @@ const fn subscribing(processes: usize, each: usize, faults: Faults) -> Scene {
 #[test]
 fn small_scenes_of_processes_that_cache_holds_hold() {
     cached(2, 2, NONE).mute().holds(4_100);
-    cached(2, 1, COPY).holds(4_900);
-    cached(2, 1, WIPE).holds(4_000);
-    cached(2, 1, DEATH).trying().holds(969);
-    cached(2, 1, FORCE).holds(5_500);
-    cached(3, 1, NONE).holds(4_600);
-    subscribing(2, 1, BREAK).holds(15_500);
+    cached(2, 1, COPY).holds(7_200);
+    cached(2, 1, WIPE).holds(4_600);
+    cached(2, 1, DEATH).trying().holds(2_370);
+    cached(2, 1, FORCE).holds(6_860);
+    cached(3, 1, NONE).holds(8_000);
+    subscribing(2, 1, BREAK).holds(22_600);
 }
 
 #[test]
