@@ -48,7 +48,7 @@ use self::limits::{GivesUp, WaitEnd, given_up, withdrawal_span};
 use self::local::{Entered, LocalSignal, LocalWaiter, Looks, enter};
 use self::patience::{KeptOutBy, WaitEnds};
 use self::request::{CopyOutcome, Requesting, Rest};
-use self::waiting::{FirstEnd, FirstWait, Waiting};
+use self::waiting::{FirstWait, WaitOutcome, Waiting};
 use self::withdraw::Withdrawn;
 
 /// Longest time between two requests of a waiter in the server's queue.
@@ -134,7 +134,7 @@ pub(crate) async fn acquire_or_denied(
 }
 
 /// Returns the future that runs an acquisition from its first request or share on.
-fn run(waiter: LocalWaiter, first: Option<FirstEnd>, after: AfterGrant) -> StartedAcquire {
+fn run(waiter: LocalWaiter, first: Option<WaitOutcome>, after: AfterGrant) -> StartedAcquire {
     let (engine, key) = (Arc::clone(&waiter.engine), Arc::clone(&waiter.key));
     let AfterGrant { at_least, note } = after;
     // An acquisition with `at_least` sets its note before its hold may rest.
@@ -208,12 +208,12 @@ impl Acquisition {
 
     /// Runs until the lock is granted, or until the wait ends without a grant. A caller that gives up gets its error when its
     /// request is withdrawn.
-    async fn until_its_end(&mut self, first: Option<FirstEnd>) -> AcquireOutcome {
+    async fn until_its_end(&mut self, first: Option<WaitOutcome>) -> AcquireOutcome {
         let mut end = first;
         loop {
             let signal = match end.take() {
-                Some(FirstEnd::Signal(signal)) => signal,
-                Some(FirstEnd::GivesUp(given_up)) => return Err(Box::pin(self.give_up(*given_up)).await),
+                Some(WaitOutcome::Signal(signal)) => signal,
+                Some(WaitOutcome::GivesUp(given_up)) => return Err(Box::pin(self.give_up(*given_up)).await),
                 None => {
                     end = Some(self.next_end().await?);
                     continue;
@@ -225,7 +225,7 @@ impl Acquisition {
                     Taken::Guard(held) => held,
                     Taken::Nothing => continue,
                     Taken::GivesUp(given_up) => {
-                        end = Some(FirstEnd::GivesUp(given_up));
+                        end = Some(WaitOutcome::GivesUp(given_up));
                         continue;
                     }
                 },
@@ -243,7 +243,7 @@ impl Acquisition {
             match self.finish(held).await? {
                 Taken::Guard(held) => return Ok(Ok(held)),
                 Taken::Nothing => {}
-                Taken::GivesUp(given_up) => end = Some(FirstEnd::GivesUp(given_up)),
+                Taken::GivesUp(given_up) => end = Some(WaitOutcome::GivesUp(given_up)),
             }
         }
     }
@@ -267,10 +267,10 @@ impl Acquisition {
     }
 
     /// Sends the copies of the side's request, if this task is the requester. Otherwise waits for the next signal.
-    async fn next_end(&mut self) -> Result<FirstEnd> {
+    async fn next_end(&mut self) -> Result<WaitOutcome> {
         if self.entry.is_none() {
             // A waiter of this process is before the try by now.
-            return Ok(FirstEnd::Signal(LocalSignal::Denied));
+            return Ok(WaitOutcome::Signal(LocalSignal::Denied));
         }
         let requester = self.waiter.entry.as_mut().and_then(WaitEntry::take_requester);
         if let Some(requester) = requester
@@ -283,9 +283,9 @@ impl Acquisition {
     }
 
     /// Becomes the requester of its side, unless the manager is closed, or its limit has passed after an answer.
-    async fn request_in_time(&mut self, entry: RequesterEntry) -> Result<Option<FirstEnd>> {
+    async fn request_in_time(&mut self, entry: RequesterEntry) -> Result<Option<WaitOutcome>> {
         if self.engine.closing.is_closed() {
-            return Ok(Some(FirstEnd::GivesUp(Box::new(GivesUp::at_close(self.engine.now())))));
+            return Ok(Some(WaitOutcome::GivesUp(Box::new(GivesUp::at_close(self.engine.now())))));
         }
         let side = self.entry.as_ref().map(WaitEntry::side);
         let is_answered = side.is_none_or(|side| side.awaits() != Awaits::FirstAnswer);
@@ -302,7 +302,7 @@ impl Acquisition {
 
     /// Sends the copies of the side's request, until this task has the lock or another reason to end. A limit waits for the
     /// first answer. Returns `None` if the task is the requester no more, and waits on.
-    async fn request(&mut self, requesting: Requesting) -> Result<Option<FirstEnd>> {
+    async fn request(&mut self, requesting: Requesting) -> Result<Option<WaitOutcome>> {
         let mut impatience = self.waiter.impatience();
         let engine = &self.waiter.engine;
         let requesting = self.request.insert(requesting);
@@ -312,7 +312,7 @@ impl Acquisition {
             step = requesting.step_in_sight() => step,
             given_up = given_up(engine, &mut impatience) => {
                 let Some(signalled) = self.look_again().await else {
-                    return Ok(Some(FirstEnd::GivesUp(Box::new(given_up))));
+                    return Ok(Some(WaitOutcome::GivesUp(Box::new(given_up))));
                 };
                 self.request = None;
                 return Ok(Some(signalled));
@@ -323,9 +323,9 @@ impl Acquisition {
             CopyOutcome::Granted(held) => {
                 self.request = None;
                 self.waiter.entry = None;
-                Ok(Some(FirstEnd::Signal(LocalSignal::Granted(held))))
+                Ok(Some(WaitOutcome::Signal(LocalSignal::Granted(held))))
             }
-            CopyOutcome::Over => {
+            CopyOutcome::NotNeeded => {
                 self.request = None;
                 Ok(None)
             }
@@ -333,7 +333,7 @@ impl Acquisition {
     }
 
     /// Sends further copies, and waits for a share as the other waiters do.
-    async fn request_again(&mut self, rest: Rest) -> Result<Option<FirstEnd>> {
+    async fn request_again(&mut self, rest: Rest) -> Result<Option<WaitOutcome>> {
         let Some(requesting) = &mut self.request else { return Ok(None) };
         let mut waiting = Waiting::new(&self.waiter);
         let waiter = &mut self.waiter;
@@ -342,14 +342,14 @@ impl Acquisition {
             () = requesting.go_on(rest) => None,
             end = std::future::poll_fn(|cx| waiting.poll_end(waiter, cx)) => Some(end?),
         };
-        if let None | Some(FirstEnd::Signal(_)) = end {
+        if let None | Some(WaitOutcome::Signal(_)) = end {
             self.request = None;
         }
         Ok(end)
     }
 
     /// Waits again after the loss of its place, unless its limit has passed.
-    fn enter_again_in_time(&mut self) -> Option<FirstEnd> {
+    fn enter_again_in_time(&mut self) -> Option<WaitOutcome> {
         let given_up = self.gives_up_at_limit();
         if given_up.is_none() {
             self.waiter.enter_again();
@@ -359,22 +359,22 @@ impl Acquisition {
 
     /// Returns the end of the wait if the limit has passed, because no request is sent after the limit, unless a recalled
     /// process still has time to release a cached hold.
-    fn gives_up_at_limit(&self) -> Option<FirstEnd> {
+    fn gives_up_at_limit(&self) -> Option<WaitOutcome> {
         let now = self.engine.now();
         let recall_until = self.entry.as_ref().and_then(|entry| entry.side().recall_until());
         self.limit.filter(|limit| *limit <= now && recall_until.is_none_or(|until| until <= now))?;
         let answer_by = now.after(withdrawal_span(&self.engine));
         let outage = self.outage();
-        Some(FirstEnd::GivesUp(Box::new(GivesUp { why: WaitEnd::Limit, at: now, outage, answer_by })))
+        Some(WaitOutcome::GivesUp(Box::new(GivesUp { why: WaitEnd::Limit, at: now, outage, answer_by })))
     }
 
     /// Looks once for a share that was handed over while the first copy was under way.
-    async fn look_again(&mut self) -> Option<FirstEnd> {
+    async fn look_again(&mut self) -> Option<WaitOutcome> {
         let mut looks = Looks::new();
         std::future::poll_fn(|cx| {
             Poll::Ready(match self.waiter.poll_signal(&mut looks, cx) {
                 Poll::Ready(Ok(LocalSignal::Requests(_)) | Err(_)) | Poll::Pending => None,
-                Poll::Ready(Ok(signal)) => Some(FirstEnd::Signal(signal)),
+                Poll::Ready(Ok(signal)) => Some(WaitOutcome::Signal(signal)),
             })
         })
         .await

@@ -175,7 +175,7 @@ pub(super) struct Side {
     waiters: Waiters,
     /// Waiters without a grant, which have not looked yet. The first one that leaves a side without waiters withdraws the
     /// request.
-    pub(super) refused: BTreeMap<WaiterId, NoGrant>,
+    pub(super) ended: BTreeMap<WaiterId, NoGrant>,
     requester: Option<SideRequester>,
     /// Request of the side, from its first copy on.
     pub(super) pending: Option<Pending>,
@@ -306,7 +306,7 @@ pub(crate) enum RequesterSignal {
 impl Side {
     /// Returns true if nothing of the side is left here.
     pub(super) fn is_empty(&self) -> bool {
-        self.waiters.is_empty() && self.refused.is_empty() && self.requester.is_none() && self.pending.is_none()
+        self.waiters.is_empty() && self.ended.is_empty() && self.requester.is_none() && self.pending.is_none()
     }
 
     /// Returns the number of waiters.
@@ -377,22 +377,22 @@ impl Side {
 
     /// Ends the waiters that were here when the requester sent its newest copy. A refusal that another copy may not have ends
     /// only the tries.
-    pub(super) fn refuse(&mut self, requester_id: WaiterId, why: &NoGrant, event: &mut Event<'_>) {
+    pub(super) fn end_waiters(&mut self, requester_id: WaiterId, why: &NoGrant, event: &mut Event<'_>) {
         let Some(newest) = self.requester_of(requester_id).map(|requester| requester.newest) else {
             return;
         };
         let ends = |waiter: &Waiter| why.is_final() || waiter.patience == Patience::AskOnce;
-        let refused = &mut self.refused;
+        let ended = &mut self.ended;
         self.waiters.retain(|waiter_id, waiter| {
             let stays = waiter_id > newest || !ends(waiter);
             if !stays {
-                refused.insert(waiter_id, why.clone());
+                ended.insert(waiter_id, why.clone());
                 event.wake(waiter_id);
             }
             stays
         });
         if !self.has_waiters() {
-            self.end_requests(event);
+            self.remove_requester(event);
         }
     }
 
@@ -452,7 +452,7 @@ impl Side {
     pub(super) fn end_without_carrier(&mut self, event: &mut Event<'_>) {
         let carrier = self.requester.as_ref().map(|requester| requester.carrier);
         if self.has_waiters() && carrier.is_some_and(|carrier| !self.is_waiting(carrier)) {
-            self.end_requests(event);
+            self.remove_requester(event);
         }
     }
 
@@ -465,7 +465,7 @@ impl Side {
     }
 
     /// Removes the requester. Its copies under way are in doubt, and it stops when it is polled.
-    pub(super) fn end_requests(&mut self, event: &mut Event<'_>) {
+    pub(super) fn remove_requester(&mut self, event: &mut Event<'_>) {
         if let Some(requester) = self.requester.take() {
             let arrives_until = event.now.after(event.max_delay);
             self.pending.iter_mut().for_each(|pending| pending.copies.abandon_all(arrives_until));
@@ -515,7 +515,7 @@ impl Side {
         }
         let carrier = requester.carrier;
         self.waiters.remove(carrier);
-        self.end_requests(event);
+        self.remove_requester(event);
     }
 
     /// Returns the moment at which a look finds out whether the requester is polled. `None` if no waiter depends on it, except

@@ -291,14 +291,15 @@ impl RequesterEntry {
 
     /// Ends the tries that were here when the newest copy was sent.
     pub(crate) fn deny_tries(&self, now: Moment) {
-        self.cell.event(now, |state, event| state.side(self.mode).refuse(self.requester_id, &NoGrant::Denied, event));
+        self.cell
+            .event(now, |state, event| state.side(self.mode).end_waiters(self.requester_id, &NoGrant::Denied, event));
     }
 
     /// Fails the waiters that were here when the newest copy was sent, because the copy was for them too. A failure that
     /// another copy may not have fails only the tries.
     pub(crate) fn fail_waiters(&self, failure: Failure, now: Moment) {
         let why = NoGrant::Failed(failure);
-        self.cell.event(now, |state, event| state.side(self.mode).refuse(self.requester_id, &why, event));
+        self.cell.event(now, |state, event| state.side(self.mode).end_waiters(self.requester_id, &why, event));
     }
 
     /// Records until when recalled processes may release their cached holds.

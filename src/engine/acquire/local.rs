@@ -57,7 +57,7 @@ pub(super) enum Entered {
 
 /// Reason for which a waiter is woken.
 pub(super) enum LocalSignal {
-    /// Its task is the requester of its side from now on.
+    /// The task of the waiter is the requester of its side from now on.
     Requests(RequesterEntry),
     /// The server has granted a request that the task of this waiter has sent.
     Granted(Held),

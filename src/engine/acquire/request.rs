@@ -90,7 +90,7 @@ pub(super) enum CopyOutcome {
     /// The first waiter has the lock. It is the one whose task has sent the copy.
     Granted(Held),
     /// The side needs this requester no more.
-    Over,
+    NotNeeded,
     /// The next copy is due after this rest.
     Rests(Rest),
 }
@@ -151,26 +151,26 @@ impl Requesting {
             rest = match self.step_in_sight().await {
                 CopyOutcome::Rests(next) => next,
                 // After an answer, the share of a grant waits in the cell for the task of its waiter.
-                CopyOutcome::Over | CopyOutcome::Granted(_) => return,
+                CopyOutcome::NotNeeded | CopyOutcome::Granted(_) => return,
             };
         }
     }
 
     /// Makes a step. Ends early if no waiter needs the answer.
     pub(super) async fn step_in_sight(&mut self) -> CopyOutcome {
-        let Some(signals) = self.entry.clone() else { return CopyOutcome::Over };
+        let Some(signals) = self.entry.clone() else { return CopyOutcome::NotNeeded };
         let mut step = pin!(self.step());
         let mut is_out = false;
         poll_fn(|cx| {
             // Looked at first, so that a copy that waits for its turn is not sent for a side that has another requester.
             if is_out && signals.poll_stop(cx).is_ready() {
-                return Poll::Ready(CopyOutcome::Over);
+                return Poll::Ready(CopyOutcome::NotNeeded);
             }
             if let Poll::Ready(outcome) = step.as_mut().poll(cx) {
                 return Poll::Ready(outcome);
             }
             if !std::mem::replace(&mut is_out, true) && signals.poll_stop(cx).is_ready() {
-                return Poll::Ready(CopyOutcome::Over);
+                return Poll::Ready(CopyOutcome::NotNeeded);
             }
             Poll::Pending
         })
@@ -189,7 +189,7 @@ impl Requesting {
         }
         self.rechecks = false;
         let Some(request) = self.begin_attempt() else {
-            return CopyOutcome::Over;
+            return CopyOutcome::NotNeeded;
         };
         let attempt = self.engine.scheme.acquire(&self.key, &request).await;
         self.on_attempt(request, attempt)
@@ -261,12 +261,12 @@ impl Requesting {
         {
             return self.on_grant(&request, answer, granted, now);
         }
-        let Some(entry) = &self.entry else { return CopyOutcome::Over };
+        let Some(entry) = &self.entry else { return CopyOutcome::NotNeeded };
         let releases = &self.engine.releases;
         let is_mine = entry.end_attempt(&attempt, |pending| {
             if attempt.is_ok() && pending.is_unknown_to_server() { releases.unsettled_of(pending) } else { None }
         });
-        let Some(unsettled) = is_mine else { return CopyOutcome::Over };
+        let Some(unsettled) = is_mine else { return CopyOutcome::NotNeeded };
         drop(unsettled);
         match attempt {
             Ok(answer) => self.on_refusal(request, &answer, now),
@@ -293,7 +293,7 @@ impl Requesting {
         if let Some(entry) = self.entry.as_ref().filter(|_| ends_tries) {
             entry.deny_tries(now);
             if entry.wants().is_none() {
-                return CopyOutcome::Over;
+                return CopyOutcome::NotNeeded;
             }
         }
         self.subscribe();
@@ -386,7 +386,7 @@ impl Requesting {
 
     /// Puts a granted hold into the cell, for the first waiter.
     fn take(&mut self, granted: NewHold, now: Moment) -> CopyOutcome {
-        let Some(entry) = &self.entry else { return CopyOutcome::Over };
+        let Some(entry) = &self.entry else { return CopyOutcome::NotNeeded };
         let can_be_cached = granted.cache.is_some();
         let (installed, mut pending) = entry.on_grant(granted, now);
         match installed {
@@ -403,7 +403,7 @@ impl Requesting {
                 // The hold is in the cell, where `close` finds it.
                 drop(pending.as_mut().map(|pending| self.engine.releases.unsettled_of(pending)));
                 // Made before the line is logged, so that a subscriber that panics leaves no share.
-                let Some(share_id) = share_id else { return CopyOutcome::Over };
+                let Some(share_id) = share_id else { return CopyOutcome::NotNeeded };
                 let held = Held::new(&self.engine, hold, share_id);
                 events::log_passage(self.key.name(), self.mode, share_id.token, "granted");
                 CopyOutcome::Granted(held)
@@ -412,7 +412,7 @@ impl Requesting {
                 self.cancel_pending();
                 self.on_failure(Failure::NotDone { source: Some(Arc::new(TooLate)) })
             }
-            Installed::NotMine => CopyOutcome::Over,
+            Installed::NotMine => CopyOutcome::NotNeeded,
         }
     }
 
@@ -446,7 +446,7 @@ impl Requesting {
         let since = self.engine.unheard_since(&self.key, &failure, self.silent_since);
         let limiter = &self.engine.attempt_lines;
         catch_panic(|| events::unanswered_request(self.key.name(), "an attempt", &failure, limiter, now));
-        let Some(entry) = &self.entry else { return CopyOutcome::Over };
+        let Some(entry) = &self.entry else { return CopyOutcome::NotNeeded };
         match failure {
             Failure::Unknown { source, .. } | Failure::NotDone { source } => {
                 let source = source.unwrap_or_else(|| -> Source { Arc::new(Silence) });

@@ -24,7 +24,7 @@ pub(super) struct Waiting {
 }
 
 /// End of a wait in the process.
-pub(super) enum FirstEnd {
+pub(super) enum WaitOutcome {
     Signal(LocalSignal),
     /// In a box, since most acquisitions do not give up.
     GivesUp(Box<GivesUp>),
@@ -42,21 +42,21 @@ impl Waiting {
         Self { looks: Looks::new(), impatience: waiter.impatience() }
     }
 
-    pub(super) fn poll_end(&mut self, waiter: &mut LocalWaiter, cx: &mut Context<'_>) -> Poll<Result<FirstEnd>> {
+    pub(super) fn poll_end(&mut self, waiter: &mut LocalWaiter, cx: &mut Context<'_>) -> Poll<Result<WaitOutcome>> {
         waiter.engine.process.check(waiter.key.name())?;
         // Looked at first, so that a grant counts even if the limit has passed too.
         if let Poll::Ready(signal) = waiter.poll_signal(&mut self.looks, cx) {
-            return Poll::Ready(signal.map(FirstEnd::Signal));
+            return Poll::Ready(signal.map(WaitOutcome::Signal));
         }
         // Read after the waiter is registered, because `close` wakes those that are.
         if waiter.engine.closing.is_closed() {
-            return Poll::Ready(Ok(FirstEnd::GivesUp(Box::new(GivesUp::at_close(waiter.engine.now())))));
+            return Poll::Ready(Ok(WaitOutcome::GivesUp(Box::new(GivesUp::at_close(waiter.engine.now())))));
         }
         let Some(impatience) = &mut self.impatience else { return Poll::Pending };
         let given_up = ready!(impatience.poll(cx));
         // Another thread may have woken this waiter since the look above, and then there was no answer to wait for.
-        let signal = waiter.poll_signal(&mut self.looks, cx).map_ok(FirstEnd::Signal);
-        if signal.is_ready() { signal } else { Poll::Ready(Ok(FirstEnd::GivesUp(Box::new(given_up)))) }
+        let signal = waiter.poll_signal(&mut self.looks, cx).map_ok(WaitOutcome::Signal);
+        if signal.is_ready() { signal } else { Poll::Ready(Ok(WaitOutcome::GivesUp(Box::new(given_up)))) }
     }
 }
 

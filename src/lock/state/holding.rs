@@ -164,7 +164,7 @@ impl<H: InRenewalQueue> State<H> {
         }
         let wants = side.first_waiter().map(|(_, waiter)| waiter.wants);
         // The copies under way are in doubt. Other waiters need another requester.
-        side.end_requests(event);
+        side.remove_requester(event);
         let number = handed.hold.number();
         if let Some(wants) = wants {
             self.change(number, event, |record, event| record.hand_to(handed.share_id, wants, event));

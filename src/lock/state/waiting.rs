@@ -96,7 +96,7 @@ impl<H: InRenewalQueue> State<H> {
         if side.is_waiting(waiter_id) {
             return None;
         }
-        Some(match side.refused.get(&waiter_id) {
+        Some(match side.ended.get(&waiter_id) {
             Some(NoGrant::Denied) => WakeReason::Denied,
             Some(NoGrant::Failed(failure)) => WakeReason::Failed(failure.clone()),
             None => WakeReason::PlaceLost,
@@ -137,7 +137,7 @@ impl<H: InRenewalQueue> State<H> {
 
     #[cfg(all(test, feature = "_testing"))]
     pub(in crate::lock) fn is_denied(&self, waiter_id: WaiterId) -> bool {
-        let side = |mode| self.wait_queue.as_deref()?.side(mode).refused.get(&waiter_id);
+        let side = |mode| self.wait_queue.as_deref()?.side(mode).ended.get(&waiter_id);
         [Mode::Read, Mode::Write].into_iter().any(|mode| matches!(side(mode), Some(NoGrant::Denied)))
     }
 
@@ -263,7 +263,7 @@ impl<H: InRenewalQueue> State<H> {
         event: &mut CellEvent<'_, H>,
     ) -> Option<Pending> {
         self.requester(mode, requester_id)?;
-        self.side(mode).end_requests(event);
+        self.side(mode).remove_requester(event);
         self.take_unneeded(mode)
     }
 
@@ -283,10 +283,10 @@ impl<H: InRenewalQueue> State<H> {
         let queue = self.wait_queue();
         let handed = queue.handed.remove(&waiter_id).map(|handed| (handed.hold, handed.share_id));
         let side = queue.side_mut(mode);
-        side.refused.remove(&waiter_id);
+        side.ended.remove(&waiter_id);
         side.stop_waiting(waiter_id);
         if !side.has_waiters() {
-            side.end_requests(event);
+            side.remove_requester(event);
         }
         let earlier_until = side.earlier_until;
         LeftEntry { pending: self.take_unneeded(mode), handed, earlier_until }

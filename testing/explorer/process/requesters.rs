@@ -217,7 +217,7 @@ impl Driver<'_> {
 
     fn deny_tries(&mut self, mode: Mode) {
         if let Some(requester_id) = self.requester(mode).map(|requester| requester.requester_id) {
-            self.event(|state, event| state.side(mode).refuse(requester_id, &NoGrant::Denied, event));
+            self.event(|state, event| state.side(mode).end_waiters(requester_id, &NoGrant::Denied, event));
         }
     }
 

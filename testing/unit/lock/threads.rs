@@ -151,7 +151,7 @@ fn try_is_refused_as_it_looks(slip: Option<Slip>) -> ThreadScene {
         // The wrong form of `RequesterEntry::deny_tries`.
         Some(Slip::WakesBeforeItChanges) => {
             wake_and_then_change(&cell, waiter_id, |state, event| {
-                state.side(Write).refuse(requester_id, &NoGrant::Denied, event)
+                state.side(Write).end_waiters(requester_id, &NoGrant::Denied, event)
             });
         }
         _ => requester.deny_tries(now()),

@@ -19,14 +19,14 @@ impl Requesting {
     /// Lets the waiting readers join a read hold that their process has, by asking the server whether a writer waits.
     /// Returns `None` if they need a hold of their own.
     pub(super) async fn recheck(&mut self) -> Option<CopyOutcome> {
-        let (now, Some(entry)) = (self.engine.now(), &self.entry) else { return Some(CopyOutcome::Over) };
-        let Some(wants) = entry.wants() else { return Some(CopyOutcome::Over) };
+        let (now, Some(entry)) = (self.engine.now(), &self.entry) else { return Some(CopyOutcome::NotNeeded) };
+        let Some(wants) = entry.wants() else { return Some(CopyOutcome::NotNeeded) };
         if let Some(handed) = entry.join(wants, now) {
             return Some(self.seat(handed));
         }
         let hold = entry.to_recheck()?;
         if !entry.note_asks() {
-            return Some(CopyOutcome::Over);
+            return Some(CopyOutcome::NotNeeded);
         }
         let (share_id, lease) = hold.begin_recheck(wants.from(now), now)?;
         let held = Held::new(&self.engine, Arc::clone(&hold), share_id);
@@ -38,7 +38,7 @@ impl Requesting {
     /// Gives the first waiter a share of an older hold. The other waiting readers of the process join it as well, and the
     /// request of the side is withdrawn.
     fn seat(&mut self, handed: Handed) -> CopyOutcome {
-        let Some(entry) = self.entry.take() else { return CopyOutcome::Over };
+        let Some(entry) = self.entry.take() else { return CopyOutcome::NotNeeded };
         match entry.on_joined(handed, self.engine.now()) {
             Ok(pending) => entry.note_earlier(pending.and_then(|pending| self.cancel(pending))),
             Err(Handed { hold, share_id, .. }) => {
@@ -46,7 +46,7 @@ impl Requesting {
                 self.entry = Some(entry);
             }
         }
-        CopyOutcome::Over
+        CopyOutcome::NotNeeded
     }
 
     /// Repeats the acquisition of a hold.
