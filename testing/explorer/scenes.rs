@@ -128,13 +128,13 @@ fn small_scenes_of_acquisitions_one_after_the_other_hold() {
 #[test]
 #[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn concurrent_tasks_hold() {
-    concurrent(2, 2, NONE).trying().holds(44_000);
-    concurrent(2, 2, Faults { deaths: 1, ..LOSS }).holds(960_000);
-    concurrent(2, 2, Faults { deaths: 1, ..COPY }).holds(340_000);
-    concurrent(2, 2, Faults { deaths: 1, ..DELAY }).holds(1_520_000);
-    concurrent(2, 2, dying_and_converting(NONE)).holds(78_000);
-    concurrent(2, 2, Faults { lapses: 1, ..CONVERSION }).holds(235_000);
-    concurrent(2, 2, FORCE).holds(271_000);
+    concurrent(2, 2, NONE).trying().holds(37_300);
+    concurrent(2, 2, Faults { deaths: 1, ..LOSS }).holds(828_000);
+    concurrent(2, 2, Faults { deaths: 1, ..COPY }).holds(298_000);
+    concurrent(2, 2, Faults { deaths: 1, ..DELAY }).holds(1_310_000);
+    concurrent(2, 2, dying_and_converting(NONE)).holds(62_300);
+    concurrent(2, 2, Faults { lapses: 1, ..CONVERSION }).holds(189_000);
+    concurrent(2, 2, FORCE).holds(236_000);
     concurrent(2, 2, Faults { sleeps: 1, ..DELAY }).holds(6_800_000);
 }
 
@@ -154,9 +154,9 @@ fn tasks_that_are_not_polled_hold() {
 #[test]
 #[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_concurrent_tasks_and_three_processes_of_two_hold() {
-    concurrent(2, 3, DEATH).holds(1_730_000);
-    concurrent(2, 3, CONVERSION).holds(5_950_000);
-    concurrent(2, 3, SLEEP).holds(16_600_000);
+    concurrent(2, 3, DEATH).holds(1_280_000);
+    concurrent(2, 3, CONVERSION).holds(4_070_000);
+    concurrent(2, 3, SLEEP).holds(16_500_000);
     concurrent(2, 3, COPY).holds(27_300_000);
     concurrent(3, 2, NONE).holds(1_270_000);
     concurrent(3, 2, SLEEP).holds(12_100_000);
@@ -166,20 +166,20 @@ fn three_concurrent_tasks_and_three_processes_of_two_hold() {
 #[test]
 #[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn two_processes_of_three_acquisitions_hold() {
-    serial(2, 3, dying_and_converting(LOSS)).holds(1_080_000);
-    serial(2, 3, dying_and_converting(COPY)).trying().holds(215_000);
-    serial(2, 3, dying_and_converting(DELAY)).holds(1_480_000);
-    serial(2, 3, dying_and_converting(LAPSES)).trying().holds(293_000);
-    serial(2, 3, dying_and_converting(LOSS)).limited(2).holds(1_090_000);
+    serial(2, 3, dying_and_converting(LOSS)).holds(957_000);
+    serial(2, 3, dying_and_converting(COPY)).trying().holds(421_000);
+    serial(2, 3, dying_and_converting(DELAY)).holds(1_330_000);
+    serial(2, 3, dying_and_converting(LAPSES)).trying().holds(287_000);
+    serial(2, 3, dying_and_converting(LOSS)).limited(2).holds(970_000);
 }
 
 #[test]
 #[cfg_attr(not(redis_rwlock_optimised), ignore = "takes minutes unless it is optimised: see `.ci/all`")]
 fn three_processes_of_two_acquisitions_hold() {
-    serial(3, 2, dying_and_converting(LOSS)).holds(8_580_000);
+    serial(3, 2, dying_and_converting(LOSS)).holds(8_310_000);
     serial(3, 2, dying_and_converting(COPY)).holds(2_290_000);
-    serial(3, 2, Faults { deaths: 1, ..DELAY }).holds(2_260_000);
-    serial(3, 2, Faults { conversions: 1, ..DELAY }).holds(5_460_000);
+    serial(3, 2, Faults { deaths: 1, ..DELAY }).holds(2_210_000);
+    serial(3, 2, Faults { conversions: 1, ..DELAY }).holds(5_320_000);
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn processes_with_bounded_operations_hold() {
     serial(4, 1, NONE).trying().limited(1).holds(41_000);
     serial(4, 1, Faults { losses: 1, deaths: 1, ..NONE }).limited(1).holds(779_000);
     serial(4, 1, Faults { losses: 1, deaths: 1, ..NONE }).limited(2).holds(758_000);
-    serial(3, 2, LOSS).limited(1).holds(914_000);
-    serial(3, 2, dying_and_converting(NONE)).trying().limited(2).holds(63_000);
-    serial(2, 3, dying_and_converting(DELAY)).limited(1).holds(1_510_000);
+    serial(3, 2, LOSS).limited(1).holds(887_000);
+    serial(3, 2, dying_and_converting(NONE)).trying().limited(2).holds(199_000);
+    serial(2, 3, dying_and_converting(DELAY)).limited(1).holds(1_360_000);
 }
 
 #[test]
@@ -198,9 +198,9 @@ fn processes_with_bounded_operations_hold() {
 fn processes_with_several_faults_at_once_hold() {
     concurrent(2, 1, Faults { losses: 1, ..DELAY }).holds(93_000);
     serial(2, 1, Faults { losses: 1, copies: 1, delays: 1, deaths: 1, ..NONE }).trying().holds(2_020_000);
-    serial(2, 2, Faults { losses: 1, delays: 1, ..NONE }).holds(1_890_000);
-    serial(2, 2, Faults { losses: 2, conversions: 1, ..NONE }).holds(4_280_000);
-    serial(2, 2, Faults { wipes: 1, losses: 1, deaths: 1, conversions: 1, ..NONE }).holds(2_280_000);
+    serial(2, 2, Faults { losses: 1, delays: 1, ..NONE }).holds(1_820_000);
+    serial(2, 2, Faults { losses: 2, conversions: 1, ..NONE }).holds(4_120_000);
+    serial(2, 2, Faults { wipes: 1, losses: 1, deaths: 1, conversions: 1, ..NONE }).holds(2_240_000);
     serial(2, 2, Faults { forces: 1, conversions: 1, ..NONE }).holds(45_000);
 }
 
@@ -212,7 +212,7 @@ const KINDS: [Faults; 9] = [LOSS, COPY, DELAY, DEATH, CONVERSION, Faults { lapse
 fn each_pair_of_faults_holds() {
     let pairs = KINDS.iter().enumerate().flat_map(|(at, one)| KINDS[at + 1..].iter().map(|other| one.beside(other)));
     let states: usize = pairs.map(|pair| serial(2, 1, pair).trying().states()).sum();
-    assert!(states >= 1_091_000, "{states} states in all: a scene has shrunk");
+    assert!(states >= 1_110_000, "{states} states in all: a scene has shrunk");
 }
 
 /// Asserts that each fault is found in the smallest scene that has it, with the length of its shortest path.
