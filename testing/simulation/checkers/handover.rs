@@ -21,7 +21,7 @@ pub fn at_once(facts: &Facts<'_>, findings: &mut Findings) {
                 let Some(request) = waits.filter(|request| now + half_of_claim(request).max(AT_ONCE) < ends) else {
                     continue;
                 };
-                let taken = served_by(facts, request, now + AT_ONCE);
+                let taken = served_by(facts, *id, request, now + AT_ONCE);
                 findings.add_unless(
                     taken,
                     at,
@@ -68,11 +68,13 @@ fn granted_since(facts: &Facts<'_>, request: &RequestFacts, granted_us: Option<&
     granted_us.is_some_and(|granted| answered.is_some_and(|answered| *granted >= answered))
 }
 
-/// Returns true if the attempt behind a request has ended by then, or its process did not run.
-fn served_by(facts: &Facts<'_>, request: &RequestFacts, by: Micros) -> bool {
+/// Returns true if the attempt behind a request has ended by then, or its process did not run. Another attempt of the process
+/// may have the grant, because the first waiter gets it, whoever has sent the request.
+fn served_by(facts: &Facts<'_>, id: Id, request: &RequestFacts, by: Micros) -> bool {
     let attempt = &facts.attempts[&request.attempt.expect("an acquisition is somebody's")];
     let paused = facts.asleep(attempt, by - AT_ONCE, by) > 0;
-    paused || attempt.ended.is_some_and(|(ended, _)| ended <= by)
+    let is_taken = facts.guards.values().any(|guard| guard.id == id && guard.granted <= by);
+    paused || is_taken || attempt.ended.is_some_and(|(ended, _)| ended <= by)
 }
 
 /// Checks that a process with a long-waiting attempt has subscribed.
