@@ -148,9 +148,9 @@ impl<H: InRenewalQueue> State<H> {
         (GrantOutcome::Hold(hold, takes_at_once.then_some(share_id)), pending)
     }
 
-    /// Gives the first waiter of a side the share of an older hold which it may join. The readers that wait here join the
-    /// hold, too. Returns the share as an error if no waiter is left, or another task is the requester. The inner value
-    /// is the request of the side, which the caller withdraws.
+    /// Gives the first waiter of a side the share of an older hold which it may join. The readers that came before the first
+    /// waiting writer join the hold, too. Returns the share as an error if no such waiter is left, or another task is the
+    /// requester. The inner value is the request of the side, which the caller withdraws.
     pub(in crate::lock) fn on_joined(
         &mut self,
         mode: Mode,
@@ -158,19 +158,21 @@ impl<H: InRenewalQueue> State<H> {
         handed: HandedShare<H>,
         event: &mut CellEvent<'_, H>,
     ) -> Result<Option<Pending>, HandedShare<H>> {
+        // A writer may have come while the answer was under way.
+        let writer = self.wait_queue().writes.first_waiter().map(|(writer, _)| writer);
         let side = self.side(mode);
-        if side.requester_of(requester_id).is_none() || !side.has_waiters() {
+        let first = side.first_waiter().filter(|(first, _)| writer.is_none_or(|writer| *first < writer));
+        let wants = first.map(|(_, waiter)| waiter.wants);
+        let (Some(wants), Some(_)) = (wants, side.requester_of(requester_id)) else {
             return Err(handed);
-        }
-        let wants = side.first_waiter().map(|(_, waiter)| waiter.wants);
+        };
         // The copies under way are in doubt. Other waiters need another requester.
         side.remove_requester(event);
         let number = handed.hold.number();
-        if let Some(wants) = wants {
-            self.change(number, event, |record, event| record.hand_to(handed.share_id, wants, event));
-        }
+        self.change(number, event, |record, event| record.hand_to(handed.share_id, wants, event));
         let pending = self.seat_first(mode, Some(handed), event);
-        self.join_others(mode, number, event);
+        self.join_waiting(number, writer, event);
+        self.lose_overtaken(number, event);
         Ok(pending)
     }
 
@@ -192,18 +194,17 @@ impl<H: InRenewalQueue> State<H> {
         pending
     }
 
-    /// Completes a grant, or the join of a reader to which the server has agreed: readers that wait here join the hold. Older
-    /// holds that conflict with this hold are lost, because the server would not have granted this hold if it still had
-    /// them.
+    /// Completes a grant: all readers that wait here join the hold. Older holds that conflict with this hold are lost, because
+    /// the server would not have granted this hold if it still had them.
     fn join_others(&mut self, mode: Mode, number: u64, event: &mut CellEvent<'_, H>) {
         if mode == Mode::Read {
-            self.join_waiting(number, event);
+            self.join_waiting(number, None, event);
         }
         self.lose_overtaken(number, event);
     }
 
-    /// Lets all readers that wait here join a hold, if the hold has enough time for them.
-    fn join_waiting(&mut self, number: u64, event: &mut CellEvent<'_, H>) {
+    /// Lets the readers that wait here and came before this writer join a hold, if the hold has enough time for them.
+    fn join_waiting(&mut self, number: u64, writer: Option<WaiterId>, event: &mut CellEvent<'_, H>) {
         let (Some(entry), Some(wait_queue)) = (self.holds.get_mut(number), self.wait_queue.as_deref_mut()) else {
             return;
         };
@@ -212,7 +213,8 @@ impl<H: InRenewalQueue> State<H> {
         };
         let handed = &mut wait_queue.handed;
         wait_queue.reads.retain_waiters(|waiter_id, waiter| {
-            let joined = record.join_phase(waiter.wants.from(event.now), event);
+            let may_join = writer.is_none_or(|writer| waiter_id < writer);
+            let joined = may_join.then(|| record.join_phase(waiter.wants.from(event.now), event)).flatten();
             if let Some(share_id) = joined {
                 handed.insert(waiter_id, HandedShare { hold: Arc::clone(hold), share_id, grant: None });
                 event.wake(waiter_id);

@@ -399,6 +399,25 @@ fn share_of_an_older_hold_goes_to_the_first_reader_and_the_request_is_withdrawn(
     assert!(requester.on_joined(joined(), now()).is_err(), "it is the requester no more");
 }
 
+/// The answer that no writer waits may be older than a writer of this process.
+#[test]
+fn reader_behind_a_writer_of_the_process_joins_no_older_hold() {
+    let table = table();
+    let (hold, _guard) = read_hold(&table);
+    let (requester, mut first) = enter_first(&table, Read);
+    let joined = || {
+        let (share_id, _) = hold.begin_recheck(want().from(now()), now()).expect("it may be joined");
+        Handed { hold: Arc::clone(&hold), share_id, grant: None }
+    };
+    let share = joined();
+    let _writer = enter(&table, Write);
+    let mut second = enter(&table, Read);
+    assert!(requester.on_joined(share, now()).expect("it is the requester").is_none());
+    assert!(Arc::ptr_eq(&handed(&mut first).0, &hold));
+    let requester = asked(&mut second);
+    assert!(requester.on_joined(joined(), now()).is_err(), "a writer came before it");
+}
+
 #[test]
 fn waiters_are_woken_at_the_answer_to_the_copy_under_way() {
     let table = table();
