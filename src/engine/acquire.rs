@@ -3,9 +3,9 @@
 //! A reader joins a hold that its process has, if it may. Any other acquisition waits on its side of the lock. If the side has
 //! no requester, the task of the acquisition becomes it, and sends the copies of the side's request. If the server does not
 //! grant it, the request waits in the server's queue, and the requester repeats it as a heartbeat. A notification says that
-//! the server has granted the lock. Without a queue the requester repeats the request after jittered pauses. A request without an answer
-//! is repeated under the same id, which counts once however many copies arrive. If the future of an acquisition is dropped, the
-//! request stays for the other waiters of the side. Without another waiter, it is withdrawn.
+//! the server has granted the lock. Without a queue the requester repeats the request after jittered pauses. A request without
+//! an answer is repeated under the same id, which counts once however many copies arrive. If the future of an acquisition is
+//! dropped, the request stays for the other waiters of the side. Without another waiter, it is withdrawn.
 
 mod accept;
 mod arm;
@@ -368,7 +368,7 @@ impl Acquisition {
         Some(WaitOutcome::GivesUp(Box::new(GivesUp { why: WaitEnd::Limit, at: now, outage, answer_by })))
     }
 
-    /// Looks once for a share that was handed over while the first copy was under way.
+    /// Looks once for a share that was handed over while the copy was under way.
     async fn look_again(&mut self) -> Option<WaitOutcome> {
         let mut looks = Looks::new();
         std::future::poll_fn(|cx| {

@@ -324,9 +324,9 @@ impl Requesting {
         *self.recalls_until.get_or_insert(until) <= now
     }
 
-    /// Rests after a request that came too late. Fails the tries if requests were late for twice the response timeout, although the
-    /// server answers. If some of them
-    /// found no majority of masters that may vote, the others met the releases of those, and that failure tells more.
+    /// Rests after a request that came too late. Fails the tries if requests were late for twice the response timeout, although
+    /// the server answers. If some of them found no majority of masters that may vote, the others met the releases of those, and
+    /// that failure tells more.
     fn on_late(&mut self, sent: Moment, now: Moment) -> CopyOutcome {
         let waited = now.since(*self.late_since.get_or_insert(sent));
         if waited >= self.engine.options().response_timeout * 2

@@ -69,7 +69,7 @@ fn granted_since(facts: &Facts<'_>, request: &RequestFacts, granted_us: Option<&
 }
 
 /// Returns true if the attempt behind a request has ended by then, or its process did not run. Another attempt of the process
-/// may have the grant, because the first waiter gets it, whoever has sent the request.
+/// may have the grant, because the first waiter gets it, whichever task has sent the request.
 fn served_by(facts: &Facts<'_>, id: Id, request: &RequestFacts, by: Micros) -> bool {
     let attempt = &facts.attempts[&request.attempt.expect("an acquisition is somebody's")];
     let paused = facts.asleep(attempt, by - AT_ONCE, by) > 0;

@@ -380,13 +380,19 @@ async fn what_was_handed_to_a_future_that_nobody_polls_is_soon_free_for_others()
     drop(second);
 }
 
+/// Returns the guard of another process, and a waiter behind it that is polled once.
+async fn unpolled_behind_another(stage: &Stage, mode: Mode) -> (Held, BoxFuture<'_, Result<Option<Held>>>) {
+    let foreign = stage.other().take(Write).await;
+    let mut waits = stage.waits(mode);
+    start(&mut waits);
+    (foreign, waits)
+}
+
 /// The node answers nothing else meanwhile, so silence would look the same.
 #[tokio::test(start_paused = true)]
 async fn try_beside_a_waiter_that_nobody_polls_is_refused_in_time() {
     let stage = Stage::new();
-    let foreign = stage.other().take(Write).await;
-    let mut waits = stage.waits(Read);
-    start(&mut waits);
+    let (foreign, waits) = unpolled_behind_another(&stage, Read).await;
     sleep(30 * SECOND).await;
     assert!(stage.tries(Read).await.expect("answered").is_none());
     release(foreign).await;
@@ -397,9 +403,7 @@ async fn try_beside_a_waiter_that_nobody_polls_is_refused_in_time() {
 #[tokio::test(start_paused = true)]
 async fn limit_behind_a_waiter_that_nobody_polls_is_no_silence() {
     let stage = Stage::new();
-    let foreign = stage.other().take(Write).await;
-    let mut first = stage.waits(Write);
-    start(&mut first);
+    let (foreign, mut first) = unpolled_behind_another(&stage, Write).await;
     sleep(HEARTBEAT + 10 * MS).await;
     let _word = stage.next_answer_waits();
     start(&mut first);
