@@ -49,6 +49,11 @@ impl Backoff {
         Self { longest: FIRST }
     }
 
+    /// Returns the pauses after many failures.
+    pub(crate) const fn longest() -> Self {
+        Self { longest: MAX }
+    }
+
     /// Returns the pause before the next try. The pause after that will be longer.
     pub(crate) fn pause(&mut self, jitter: Jitter) -> Duration {
         let pause = self.longest.mul_f64(0.5 + jitter.fraction() / 2.0);

@@ -9,7 +9,7 @@ fn broken(profile: Profile, seed: u64) -> BTreeSet<&'static str> {
 }
 
 /// Runs and scenes that showed a fault before the fault was repaired.
-const MENDED: [(&str, Profile, u64); 30] = [
+const MENDED: [(&str, Profile, u64); 31] = [
     ("T2 a burst", BURST, 0),
     ("E2 a runtime that nobody drives", Profile::of_scene(Scene::RuntimeNotDriven), 0),
     ("E2 a runtime that ends", Profile::of_scene(Scene::RuntimeEnds), 0),
@@ -39,6 +39,7 @@ const MENDED: [(&str, Profile, u64); 30] = [
     ("a view of writers after a clock was set back", Profile { caches: true, ..profile::ALL }, 956_210),
     ("a renewal of a waiter that nobody repeats after its failure", profile::ALL, 911_948),
     ("a reader that joins an older hold behind a waiting writer", SPLIT, 971_151),
+    ("an outage in which waiters end one after the other", LOSING, 972_562),
     ("a copy of an upgrade that a master of a quorum executes after the undo", LONG, 6332),
 ];
 

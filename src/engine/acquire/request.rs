@@ -132,7 +132,10 @@ impl Requesting {
 
     /// Goes on in an outage that an earlier requester of the side has seen.
     pub(super) fn after(mut self, outage: Option<SideOutage>) -> Self {
-        self.silent_since = outage.map_or(self.silent_since, |outage| outage.since);
+        if let Some(outage) = outage {
+            // Requesters that follow each other ask together no more often than one.
+            (self.silent_since, self.backoff) = (outage.since, Backoff::longest());
+        }
         self
     }
 
